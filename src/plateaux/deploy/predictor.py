@@ -80,4 +80,5 @@ class Predictor:
             self.ood_score,
             self.calibrated,
             self.remark,
+            answers.get("members_queried"),
         )

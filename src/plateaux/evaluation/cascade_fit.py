@@ -25,6 +25,18 @@ def fit_cascade(held: MemberOutputs, options: CascadeOptions) -> Cascade:
     return replace(cascade, remark=f"{cascade.remark} {advice}")
 
 
+def describe_cascade(cascade: Cascade) -> str:
+    """Return one line on what a cascade saves and guarantees."""
+    if cascade.threshold is None:
+        return f"cascade: queries all {cascade.members} members"
+    stages = ", ".join(map(str, cascade.stages))
+    loss = "lose a correct prediction" if cascade.kind == "harm" else "get another prediction"
+    return (
+        f"cascade (stages {stages}): queries {cascade.queried:.2f} of {cascade.members} members; with "
+        f"{100 * cascade.confidence:g} % confidence at most {100 * cascade.max_harm:g} % of the samples {loss}"
+    )
+
+
 def check_cascade(order: Order, evaluator: Evaluator) -> None:
     """Raise an error if a cascade has no meaning, or saves nothing."""
     if order != "pool then calibrate":

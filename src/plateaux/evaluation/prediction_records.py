@@ -51,6 +51,7 @@ class Predictions:
     ood_score_name: str = "max_probability"
     calibrated: bool = False
     remark: str = ""  # why fields are None
+    members_queried: NDArray[np.int64] | None = None  # [N] by a cascade; None: all members, without a cascade
 
     def __len__(self) -> int:
         return len(self.label)
@@ -84,6 +85,8 @@ class Predictions:
             record["ood_score"] = float(self.ood_score[i])
             record["prediction_set"] = None if sets is None else sets[i]
             record["abstain"] = None if self.abstain is None else bool(self.abstain[i])
+            if self.members_queried is not None:
+                record["members_queried"] = int(self.members_queried[i])
             records.append(record)
         return records
 
@@ -138,7 +141,7 @@ class Predictions:
             yield record | {"prediction_set": None if classes is None else "|".join(classes)}
 
 
-ARRAYS = ("label", "probability", "probabilities", "ood_score", "prediction_set", "abstain")
+ARRAYS = ("label", "probability", "probabilities", "ood_score", "prediction_set", "abstain", "members_queried")
 
 
 def concatenate(parts: Sequence[Predictions]) -> Predictions:
