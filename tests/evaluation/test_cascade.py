@@ -15,6 +15,7 @@ from reference import cascade as reference
 
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError, StorageError
+from plateaux.data.sources import from_tensors
 from plateaux.ensembles import cascade as cascades
 from plateaux.ensembles import conformal, selective, temperature
 from plateaux.ensembles.cascade import CascadeOptions
@@ -238,6 +239,27 @@ def test_other_datasets_need_no_labels_and_have_no_guarantee(run: Path) -> None:
     text = to_markdown([own, other])
     assert "digits: cascade" in text
     assert "does not hold" in text
+
+
+def test_corrupted_samples_have_no_guarantee_and_exclude_those_of_the_fit(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (200, 3, 16, 16), generator=generator, dtype=torch.uint8)
+    y = torch.randint(3, (200,), generator=generator)
+    data = from_tensors((x[:80], y[:80]), (x[80:], y[80:]), classes=3)
+    recipe = {**RECIPE, "members": 3, "data": {"name": "tensors", "batch_size": 64}, "train": {"epochs": 1}}
+    train(Recipe.from_dict(recipe), tmp_path, data=data)
+    fit = CalibrationOptions(cascade=CascadeOptions(max_harm=0.3))
+    calibrate(tmp_path, split="test", fraction=0.5, fit=fit, data=data)
+    splits = ["test", "corrupted:gaussian_noise:5", "corrupted:fog:1"]
+    with pytest.raises(RunError, match="fitted on 60 of the 120"):
+        evaluate_cascade(tmp_path, split=splits[1:], data=data)
+    own, noise, fog = evaluate_cascade(tmp_path, split=splits, exclude_calibration_ids=True, data=data)
+    assert [result.split for result in (own, noise, fog)] == ["test", "gaussian_noise 5", "fog 1"]
+    assert {result.data["samples"] for result in (own, noise, fog)} == {60}
+    assert [result.data["guaranteed"] for result in (own, noise, fog)] == [True, False, False]
+    assert fog.definition == "the guarantee of the cascade does not hold under corruption"
+    assert ROW.with_part("accuracy lost") in noise.rows
+    assert "| fog 1 (60) |" in to_markdown([own, noise, fog])
 
 
 def test_a_damaged_cascade_is_refused(run: Path, tmp_path: Path) -> None:

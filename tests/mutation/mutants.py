@@ -64,6 +64,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "temperature": ("ensembles/test_temperature.py",),
     "conformal": ("ensembles/test_conformal.py",),
     "rejection": ("ensembles/test_selective.py",),
+    "cascade": ("ensembles/test_cascade.py",),
+    "cascade of runs": ("evaluation/test_cascade.py",),
+    "cascade of predictors": ("deploy/test_cascade.py",),
     "calibration of runs": ("evaluation/test_calibration.py",),
     "average case": ("loss_landscape/probes/test_average_case.py",),
     "worst case": ("loss_landscape/probes/test_worst_case.py",),
@@ -352,6 +355,26 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('            break\n        passed = size', '            continue\n        passed = size'),
         ('is_last[:-1] = error_probability[1:] != error_probability[:-1]', 'pass'),
         ('k = torch.arange(incorrect + 1, dtype=torch.float64)', 'k = torch.arange(incorrect + 2, dtype=torch.float64)[: count + 1]'),
+    ],
+    ("cascade", "ensembles/cascade.py"): [
+        ('(labels == labels[0]).all(0), confidence, DISAGREE)', '(labels == labels[0]).any(0), confidence, DISAGREE)'),
+        ('torch.cat([confidences >= threshold,', 'torch.cat([confidences > threshold,'),
+        ('((label != labels[-1]) & is_counted).sum()', '(label != labels[-1]).sum()'),
+        ('log_p[rows] = log_mean(logits[:count, rows]', 'log_p[rows] = log_mean(logits[:, rows]'),
+        ('options.max_harm) > 1 - options.confidence', 'options.max_harm) > options.confidence'),
+    ],
+    ("cascade of runs", "evaluation/calibration.py"): [
+        ('return self.ids if self.cascade_ids is None else torch.cat([self.ids, self.cascade_ids])', 'return self.ids'),
+        ('outputs.take(order[count:].sort().values)', 'outputs'),
+        ('pool_then_calibrate(pool(outputs.logits, cascade), outputs.y)', 'pool_then_calibrate(outputs.logits, outputs.y)'),
+    ],
+    ("cascade of runs", "ensembles/answers.py"): [
+        ('answers(logits[:count, some])', 'answers(logits[:, some])'),
+        ('order = torch.cat(rows).argsort()', 'order = torch.cat(rows)'),
+    ],
+    ("cascade of predictors", "deploy/loading.py"): [
+        ('rows, begin = rows[~is_done], end', 'begin = end'),
+        ('slice(begin, end))  # [end', 'slice(0, end))[begin:]  # [end'),
     ],
     ("calibration of runs", "evaluation/calibration.py"): [
         ('return outputs.take(~fitted)', 'return outputs'),
