@@ -25,8 +25,10 @@ if _typing.TYPE_CHECKING:
     from plateaux.deploy.batch import BatchOptions, BatchResult, predict_files
     from plateaux.deploy.loading import load_predictor
     from plateaux.deploy.predictor import Predictor
+    from plateaux.ensembles.cascade import CascadeOptions
     from plateaux.ensembles.ensemble import Ensemble
     from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
+    from plateaux.evaluation.cascade import evaluate_cascade
     from plateaux.evaluation.evaluate import evaluate
     from plateaux.evaluation.evaluation import Evaluation
     from plateaux.evaluation.loading import load
@@ -54,6 +56,7 @@ __all__ = [
     "BatchResult",
     "Calibration",
     "CalibrationOptions",
+    "CascadeOptions",
     "DataPartition",
     "DataSplits",
     "Ensemble",
@@ -84,6 +87,7 @@ __all__ = [
     "detect_ood",
     "evaluate",
     "evaluate_calibration",
+    "evaluate_cascade",
     "executor",
     "from_dataset",
     "from_tensors",
@@ -118,8 +122,10 @@ _MODULES = {
     "deploy.batch": ("BatchOptions", "BatchResult", "predict_files"),
     "deploy.loading": ("load_predictor",),
     "deploy.predictor": ("Predictor",),
+    "ensembles.cascade": ("CascadeOptions",),
     "ensembles.ensemble": ("Ensemble",),
     "evaluation.calibration": ("Calibration", "CalibrationOptions", "calibrate", "evaluate_calibration"),
+    "evaluation.cascade": ("evaluate_cascade",),
     "evaluation.evaluate": ("evaluate",),
     "evaluation.evaluation": ("Evaluation",),
     "evaluation.loading": ("load",),

@@ -140,3 +140,46 @@ def test_tables_fit_the_terminal_and_keep_the_names_of_their_rows(run: str) -> N
         assert "…" not in text
         for words in ("ensemble (mean probability)", "members 0 and 1", "2 members", "q_statistic by size", "class 9"):
             assert words in text, words
+
+
+@pytest.fixture(scope="module")
+def run_with_cascade(tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = str(tmp_path_factory.mktemp("run"))
+    words = ["--set", "members=3", "--set", "data.validation_split=300", "--out", out]
+    assert call("train", "quickstart", *SMALL, *words)[0] == 0
+    code, text, message = call("calibrate", out, "--cascade", "--max-harm", "0.05", "--confidence", "0.8")
+    assert code == 0, message
+    cascade = json.loads(text)["cascade"]
+    assert (cascade["stages"], cascade["kind"], cascade["max_harm"], cascade["confidence"]) == ([2], "harm", 0.05, 0.8)
+    return out
+
+
+def test_a_cascade_is_evaluated_and_used(run_with_cascade: str, tmp_path: Path) -> None:
+    (found,) = asked("evaluate", run_with_cascade, "--cascade")
+    assert found["metric"] == "cascade"
+    assert 2 <= found["rows"]["ensemble (cascade) · members queried"]["value"] <= 3
+    own, other, detected = asked("evaluate", run_with_cascade, "--cascade", "--ood", "near=digits")
+    assert (own["data"]["guaranteed"], other["data"]["guaranteed"]) == (True, False)
+    assert (other["split"], detected["metric"]) == ("digits (near)", "ood")
+    assert "members queried" in call("evaluate", run_with_cascade, "--cascade", "--markdown")[1]
+    code, _, message = call("evaluate", run_with_cascade, "--cascade", "--split", "validation")
+    assert (code, "--exclude-calibration-ids" in message) == (4, True)
+    assert call("evaluate", run_with_cascade, "--cascade", "--limit", "5")[0] == 2
+    assert call("predict", run_with_cascade, "-o", str(tmp_path / "answers.csv"))[0] == 0
+    assert (tmp_path / "answers.csv").read_text().splitlines()[0].endswith(",abstain,members_queried")
+
+
+def test_options_of_a_cascade_are_checked(run_with_cascade: str, run: str) -> None:
+    code, _, message = call("calibrate", run_with_cascade, "--max-harm", "0.05")
+    assert (code, "--max-harm belong to a cascade; add --cascade" in message) == (2, True)
+    assert call("calibrate", run_with_cascade, "--cascade", "--stages", "two")[0] == 2
+    assert call("calibrate", run_with_cascade, "--cascade", "--stages", "3")[0] == 2
+    assert call("calibrate", run_with_cascade, "--cascade", "--max-harm", "2")[0] == 2
+    code, _, message = call("calibrate", run_with_cascade, "--cascade", "--order", "calibrate")
+    assert (code, "--order pool" in message) == (2, True)
+    code, _, message = call("calibrate", run, "--cascade")  # two members
+    assert (code, "saves nothing" in message) == (2, True)
+    call("calibrate", run)
+    assert call("evaluate", run, "--cascade")[0] == 4
+    code, out, _ = call("calibrate", run_with_cascade, "--cascade", "--unlabeled", "--stages", "1,2")
+    assert (code, json.loads(out)["cascade"]["kind"], json.loads(out)["cascade"]["stages"]) == (0, "differs", [1, 2])

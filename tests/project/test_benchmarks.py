@@ -17,7 +17,7 @@ from conftest import Script
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("_"))
-NEED_CIFAR = {"calibration"}
+NEED_CIFAR = {"calibration", "cascade"}
 
 
 def load(name: str) -> ModuleType:

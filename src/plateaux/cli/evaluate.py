@@ -54,6 +54,9 @@ def evaluate(
     members: Members = None,
     ensemble_sizes: Annotated[bool, typer.Option(help="Also evaluate ensembles of 1, 2, ... members.")] = False,
     calibrated: Annotated[bool, typer.Option(help="Evaluate the calibration of the run on these samples.")] = False,
+    cascade: Annotated[
+        bool, typer.Option(help="Evaluate the cascade of the run: members queried, accuracy lost; also with --ood.")
+    ] = False,
     exclude_calibration_ids: Annotated[
         bool, typer.Option(help="Leave out the samples that the calibration was fitted on.")
     ] = False,
@@ -89,8 +92,9 @@ def evaluate(
 
     if changes and executor is None:
         raise RecipeError("--set changes the executor of a trained run, so it needs --executor mesh or --executor ray")
-    if calibrated and (executor or members or limit):
-        raise RecipeError("--calibrated does not support --executor, --members, --limit; leave them out")
+    if (calibrated or cascade) and (executor or members or limit):
+        flag = "--calibrated" if calibrated else "--cascade"
+        raise RecipeError(f"{flag} does not support --executor, --members, --limit; leave them out")
     texts = [*(ood or []), *(more or [])]
     suites, skip_missing = parse_ood_suites(texts, plateaux.Run.open(run).info.data.name) if texts else ({}, False)
     baseline_errors = read_baseline(baseline) if baseline else None
@@ -108,7 +112,7 @@ def evaluate(
         no_cache=no_cache,
         corruption_cache=corruption_cache,
     )
-    names = [] if metrics == "none" or (calibrated and metrics == "all") else split_names(metrics)
+    names = [] if metrics == "none" or ((calibrated or cascade) and metrics == "all") else split_names(metrics)
     results: list[plateaux.MetricResult] = []
     with progress_bar("evaluating") as progress:
         shared: dict[str, Any] = {"trust": trust or (), "progress": progress}
@@ -120,6 +124,19 @@ def evaluate(
             exclude = exclude_calibration_ids
             results += plateaux.evaluate_calibration(
                 run, split=split, exclude_calibration_ids=exclude, options=cache, **shared
+            )
+        if cascade:
+            stored = EvalOptions(
+                device=device, cache_logits=cache_logits, no_cache=no_cache, corruption_cache=corruption_cache
+            )
+            results += plateaux.evaluate_cascade(
+                run,
+                split=split_names(split),
+                suites=suites,
+                skip_missing=skip_missing,
+                exclude_calibration_ids=exclude_calibration_ids,
+                options=stored,
+                **shared,
             )
         if suites:
             plain = replace(options, ensemble_sizes=False, corruption_cache=None)
@@ -155,6 +172,24 @@ def calibrate(
     order: Annotated[
         Literal["pool", "calibrate"], typer.Option(help="Which comes first: pool members, or calibrate each member.")
     ] = "pool",
+    cascade: Annotated[
+        bool,
+        typer.Option(help="Query fewer members where they agree and are confident; fitted on half of the samples."),
+    ] = False,
+    max_harm: Annotated[
+        float | None,
+        typer.Option(help="Fraction of samples that only the cascade may get wrong; by default 0.005."),
+    ] = None,
+    confidence: Annotated[
+        float | None, typer.Option(help="The probability that --max-harm holds; by default 0.9.")
+    ] = None,
+    unlabeled: Annotated[
+        bool, typer.Option(help="Bound the fraction of samples with another prediction, which needs no labels.")
+    ] = False,
+    stages: Annotated[
+        str | None,
+        typer.Option(help="After how many members an input may stop; by default 2,3,... (all but the last)."),
+    ] = None,
     trust: Trust = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -163,6 +198,8 @@ def calibrate(
 
     In Python: `plateaux.calibrate("runs/demo", split="validation")`
     """
+    from plateaux.evaluation.cascade_fit import describe_cascade
+
     fit = plateaux.CalibrationOptions(
         alphas=alpha or (0.1, 0.05),
         conformal=conformal,
@@ -170,6 +207,7 @@ def calibrate(
         target_risk=target_risk,
         bound=bound,
         order="pool then calibrate" if order == "pool" else "calibrate then pool",
+        cascade=_cascade_options(max_harm, confidence, stages, unlabeled=unlabeled, cascade=cascade),
     )
     with progress_bar("calibrating") as progress:
         options = EvalOptions(device=device)
@@ -191,6 +229,7 @@ def calibrate(
                 for fitted in calibration.sets
             ),
             f"at a target risk of {100 * threshold.risk:g} % ({guarantee}) the ensemble {answered}",
+            *([] if calibration.cascade is None else [describe_cascade(calibration.cascade)]),
         ]
 
     print_result(as_json, calibration.to_dict(), lines)
@@ -260,6 +299,27 @@ def select(
         return [*weights, f"{samples}; {result}", f"written to {out}"]
 
     print_result(as_json, {**chosen.to_dict(), eval_split: scores}, lines)
+
+
+def _cascade_options(
+    max_harm: float | None, confidence: float | None, stages: str | None, *, unlabeled: bool, cascade: bool
+) -> "plateaux.CascadeOptions | None":
+    """Return the options of the cascade; None: no cascade."""
+    given = {"--max-harm": max_harm, "--confidence": confidence, "--stages": stages, "--unlabeled": unlabeled or None}
+    used = [flag for flag, value in given.items() if value is not None]
+    if not cascade:
+        if used:
+            raise RecipeError(f"{', '.join(used)} belong to a cascade; add --cascade, or leave them out")
+        return None
+    numbers = None if stages is None else split_names(stages)
+    if numbers is not None and not all(number.isdigit() for number in numbers):
+        raise RecipeError(f"--stages {stages}: give increasing numbers of members, such as 2,3")
+    return plateaux.CascadeOptions(
+        max_harm=0.005 if max_harm is None else max_harm,
+        confidence=0.9 if confidence is None else confidence,
+        kind="differs" if unlabeled else "harm",
+        stages=None if numbers is None else tuple(map(int, numbers)),
+    )
 
 
 def _by_kind(splits: list[str], names: list[str]) -> Iterator[tuple[list[str], list[str]]]:

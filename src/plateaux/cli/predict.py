@@ -99,4 +99,6 @@ def _predict_split(
     text = f"{out}: {len(predictions):,} predictions"
     if predictions.abstain is not None:
         text += f", {int(predictions.abstain.sum()):,} of them rejected (abstain)"
+    if predictions.members_queried is not None:
+        text += f", {predictions.members_queried.mean():.2f} members queried on average"
     print_result(as_json, {"file": str(out), "predictions": len(predictions)}, lambda: [text])

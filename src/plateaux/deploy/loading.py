@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,14 +17,16 @@ from torch import Tensor
 from plateaux.config.components import Components, Model
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.runtime import get_device
+from plateaux.core.types import Inputs, map_tensors
 from plateaux.data.sources import DataSplits
 from plateaux.deploy.contract import InputContract
 from plateaux.deploy.predictor import MAX_BATCH, Arrays, Predictor
-from plateaux.ensembles.answers import Answers, AnswerSettings, is_randomized
+from plateaux.ensembles.answers import Answers, AnswerSettings, answer_by_members, is_randomized
+from plateaux.ensembles.cascade import Cascade, stage_confidence
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.evaluation.calibration import Calibration
 from plateaux.evaluation.loading import data_splits_info, load_members
-from plateaux.evaluation.predict import answer_settings
+from plateaux.evaluation.predict import answer_settings, one_member_remark
 from plateaux.evaluation.prediction_records import NOT_CALIBRATED
 from plateaux.storage.run import Run, RunLike
 
@@ -31,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModuleBackend:
-    """The members as modules of torch, in float32 on one device."""
+    """The members as modules of torch, in float32 on one device. A cascade queries each on the inputs that are left."""
 
     def __init__(self, ensemble: Ensemble, settings: AnswerSettings, *, threads: int | None = None) -> None:
         self.ensemble, self.settings, self.threads = ensemble, settings, threads
@@ -41,9 +44,41 @@ class ModuleBackend:
     def __call__(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
         inputs: dict[str, Tensor] = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
         with _num_threads(self.threads):
-            logits = self.ensemble.logits(inputs["x"] if set(inputs) == {"x"} else inputs)
-            answers = self.answers(logits)
-        return {name: values.cpu().numpy() for name, values in zip(self.settings.outputs, answers, strict=True)}
+            x = self.ensemble.prepare(inputs["x"] if set(inputs) == {"x"} else inputs)
+            if self.settings.cascade is None:
+                named = dict(zip(self.settings.outputs, self.answers(self.ensemble.member_logits(x)), strict=True))
+            else:
+                logits, queried = query_stages(self.ensemble, x, self.settings.cascade)
+                answers = answer_by_members(self.answers, logits, queried)
+                named = {**dict(zip(self.settings.outputs, answers, strict=True)), "members_queried": queried}
+        return {name: values.cpu().numpy() for name, values in named.items()}
+
+
+def query_stages(ensemble: Ensemble, x: Inputs, cascade: Cascade) -> tuple[Tensor, Tensor]:
+    """Return logits `[M, N, C]`, NaN for members that were not queried, and how many members were queried `[N]`.
+
+    The inputs are prepared. Each stage runs only its new members, and only on the inputs that did not stop before.
+    """
+    members = len(ensemble)
+    count = len(x if isinstance(x, Tensor) else next(iter(x.values())))
+    stages = () if cascade.threshold is None else cascade.stages
+    logits, begin = torch.empty(0), 0
+    rows = torch.arange(count, device=x.device if isinstance(x, Tensor) else next(iter(x.values())).device)
+    queried = torch.full_like(rows, members)
+    for end in (*stages, members):
+        some = x if len(rows) == count else map_tensors(x, lambda tensor, rows=rows: tensor[rows])
+        new = ensemble.member_logits(some, slice(begin, end))  # [end - begin, rows, C]
+        if not begin:
+            logits = new.new_full((members, count, new.shape[-1]), math.nan)
+        logits[begin:end, rows] = new
+        if end == members:
+            break
+        is_done = stage_confidence(logits[:end, rows]) >= (cascade.threshold or 0.0)
+        queried[rows[is_done]] = end
+        rows, begin = rows[~is_done], end
+        if not len(rows):
+            break
+    return logits, queried
 
 
 def load_predictor(
@@ -85,7 +120,7 @@ def load_predictor(
     return Predictor(
         ModuleBackend(ensemble, settings, threads=threads),
         contract,
-        outputs=settings.outputs,
+        outputs=(*settings.outputs, *(() if settings.cascade is None else ("members_queried",))),
         ood_score=settings.ood_score,
         calibrated=settings.temperatures is not None,
         remark=remark,
@@ -110,7 +145,7 @@ def _settings(run: Run, ood_score: str, alpha: float | None) -> tuple[AnswerSett
         )
         logger.warning("%s", remark)
         return replace(settings, conformal=None), remark
-    return settings, ""
+    return settings, one_member_remark(settings.cascade)
 
 
 @contextmanager

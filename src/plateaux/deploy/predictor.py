@@ -77,7 +77,7 @@ class Predictor:
         return self._to_predictions(answers)
 
     def _to_predictions(self, answers: Arrays) -> Predictions:
-        sets, abstain = answers.get("prediction_set"), answers.get("abstain")
+        sets, abstain, queried = (answers.get(name) for name in ("prediction_set", "abstain", "members_queried"))
         return Predictions(
             answers["label"].astype(np.int64),
             answers["probability"].astype(np.float64),
@@ -91,4 +91,5 @@ class Predictor:
             self.ood_score,
             self.calibrated,
             self.remark,
+            members_queried=None if queried is None else queried.astype(np.int64),
         )

@@ -2,7 +2,8 @@
 
 `Answers` is the last part of a predictor, and of an exported graph. It therefore uses only operators that can be
 exported, with any number of samples, and computes in the dtype that it is built with: float64 in Python, float32 in a
-graph. A test compares it with `Calibration`, `Conformal.sets`, and `OOD_SCORES`.
+graph. A test compares it with `Calibration`, `Conformal.sets`, and `OOD_SCORES`. With a cascade, the answers of a
+sample come from the members that were queried for it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
+from plateaux.ensembles.cascade import Cascade
 from plateaux.ensembles.conformal import ROUNDING, Conformal
 from plateaux.ensembles.ood_scores import OOD_FORMULAS, entropy, log_mean, mutual_information
 from plateaux.ensembles.temperature import Temperatures
 
 OUTPUTS = ("label", "probability", "probabilities", "entropy", "mutual_information", "ood_score")
 CALIBRATED_OUTPUTS = ("prediction_set", "abstain")
+MEMBER_SCORES = ("mutual_information", "pds", "variance")  # OOD scores that compare members
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +33,17 @@ class AnswerSettings:
     temperatures: Temperatures | None = None  # None: not calibrated
     conformal: Conformal | None = None  # None: no prediction sets
     max_error_probability: float | None = None  # the largest one that is accepted; None: no abstention is fitted
+    cascade: Cascade | None = None  # None: all members are queried
 
     def __post_init__(self) -> None:
         if self.ood_score not in OOD_FORMULAS:
             raise RecipeError(f"There is no OOD score called {self.ood_score!r}; allowed: {', '.join(OOD_FORMULAS)}")
+        if self.cascade is not None and self.cascade.stages[0] == 1 and self.ood_score in MEMBER_SCORES:
+            raise RecipeError(
+                f"The OOD score {self.ood_score!r} compares members, but the cascade may query only one. "
+                f"Use {', '.join(name for name in OOD_FORMULAS if name not in MEMBER_SCORES)}, or calibrate with "
+                "stages from 2 on"
+            )
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -98,6 +108,14 @@ class Answers(nn.Module):
             classes = torch.arange(log_p.shape[1], device=log_p.device)
             sets = sets | (classes == label[:, None])
         return sets
+
+
+def answer_by_members(answers: Answers, logits: Tensor, queried: Tensor) -> tuple[Tensor, ...]:
+    """Return the answers for logits `[M, N, C]`, each sample from its first `queried` members `[N]`."""
+    rows = [(queried == count).nonzero()[:, 0] for count in range(1, len(logits) + 1)]
+    parts = [answers(logits[:count, some]) for count, some in enumerate(rows, 1) if len(some)]
+    order = torch.cat(rows).argsort()
+    return tuple(torch.cat(column)[order] for column in zip(*parts, strict=True))
 
 
 def is_randomized(conformal: Conformal) -> bool:

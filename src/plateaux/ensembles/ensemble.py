@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from plateaux.core import tensor_tree
 from plateaux.core.arrays import ArrayInputs, to_inputs
-from plateaux.core.types import map_tensors
+from plateaux.core.types import Inputs, map_tensors
 from plateaux.data.augment import normalize
 from plateaux.ensembles import combine as combining
 from plateaux.models.backbone import common_backbone
 from plateaux.models.surgery import size_in_bytes
+
+ALL = slice(None)
 
 
 class Ensemble(nn.Module):
@@ -43,18 +45,24 @@ class Ensemble(nn.Module):
     def __len__(self) -> int:
         return len(self.members)
 
-    @torch.no_grad()
     def logits(self, x: ArrayInputs) -> Tensor:
         """Return the logits of all members `[M, B, C]`; inputs are as in the data set and are normalized here."""
+        return self.member_logits(self.prepare(x))
+
+    def prepare(self, x: ArrayInputs) -> Inputs:
+        """Return inputs as the members take them: on their device, and normalized."""
         param = next(self.members.parameters())
         x = map_tensors(to_inputs(x), lambda tensor: tensor.to(param.device))
-        if isinstance(x, Tensor):
-            x = normalize(x, self.mean, self.std, param.dtype)
+        return normalize(x, self.mean, self.std, param.dtype) if isinstance(x, Tensor) else x
+
+    @torch.no_grad()
+    def member_logits(self, x: Inputs, members: slice = ALL) -> Tensor:
+        """Return the logits of some members for prepared inputs."""
         backbone = common_backbone(list(self.members))
         if backbone is not None:  # run it once for all members
             x = backbone(x) if isinstance(x, Tensor) else backbone(**x)
         args, kwargs = ((x,), {}) if isinstance(x, Tensor) else ((), dict(x))
-        outputs = [member(*args, **kwargs) for member in self.members]
+        outputs = [member(*args, **kwargs) for member in self.members[members]]
         return torch.stack([output if isinstance(output, Tensor) else output.logits for output in outputs])
 
     def predict(

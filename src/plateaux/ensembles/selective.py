@@ -123,11 +123,11 @@ def upper_bound(incorrect: int, count: int, delta: float, bound: Bound = "cloppe
     low, high = 0.0, 1.0
     for _ in range(60):  # bisection: the lower tail of the binomial decreases with the risk
         middle = (low + high) / 2
-        low, high = (middle, high) if _lower_tail(incorrect, count, middle) > delta else (low, middle)
+        low, high = (middle, high) if binomial_lower_tail(incorrect, count, middle) > delta else (low, middle)
     return high
 
 
-def _lower_tail(incorrect: int, count: int, risk: float) -> float:
+def binomial_lower_tail(incorrect: int, count: int, risk: float) -> float:
     """Return the binomial probability of at most `incorrect` errors in `count` samples with error rate `risk`."""
     if risk in (0.0, 1.0):
         return float(risk == 0 or incorrect == count)
@@ -170,7 +170,7 @@ def _passes(incorrect: int, count: int, risk: float, bound: Bound, delta: float)
     """Return whether the upper bound is at most `risk`; for Clopper-Pearson without bisection."""
     if bound == "hoeffding":
         return upper_bound(incorrect, count, delta, bound) <= risk
-    return risk == 1 or _lower_tail(incorrect, count, risk) <= delta
+    return risk == 1 or binomial_lower_tail(incorrect, count, risk) <= delta
 
 
 def _unattainable(candidates: list[tuple[int, int]], risk: float, bound: Bound, delta: float) -> str:

@@ -1,7 +1,10 @@
-"""Calibration: temperatures, conformal sets, and a rejection threshold, fitted on held-out samples.
+"""Calibration: temperatures, conformal sets, a rejection threshold, and a cascade, fitted on held-out samples.
 
-calibration.json             temperatures, conformal thresholds, rejection threshold
+calibration.json             temperatures, conformal thresholds, rejection threshold, cascade
 calibration-ids.safetensors  ids of the samples they were fitted on; they are excluded from its evaluation
+
+A cascade is fitted on one half of the samples. The rest is fitted on the other half, to the outputs of the cascade,
+because the cascade is a different predictor than the ensemble of all members.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,10 +29,12 @@ from plateaux.core.types import Estimate, derive_seed
 from plateaux.data.sources import DataSplits
 from plateaux.ensembles import conformal as conformal_sets
 from plateaux.ensembles import selective
+from plateaux.ensembles.cascade import Cascade, CascadeOptions
 from plateaux.ensembles.conformal import Conformal
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.selective import RejectionThreshold
-from plateaux.ensembles.temperature import ORDERS, Order, Temperatures, apply, calibrate_then_pool, pool_then_calibrate
+from plateaux.ensembles.temperature import ORDERS, Order, Temperatures, calibrate_then_pool, pool_then_calibrate
+from plateaux.evaluation.cascade_fit import calibrated_log_p, check_cascade, fit_cascade, pool
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
@@ -55,10 +60,17 @@ class Calibration:
     temperatures: Mapping[Order, Temperatures]
     sets: tuple[Conformal, ...]
     threshold: RejectionThreshold
+    cascade: Cascade | None = None  # None: all members are always queried
+    cascade_ids: Tensor | None = None  # of the samples that the cascade was fitted on
 
     def log_p(self, logits: Tensor, order: Order | None = None) -> Tensor:
-        """Return the ensemble's calibrated log-probabilities `[N, C]`."""
-        return apply(logits, self.temperatures[order or self.order])
+        """Return the calibrated log-probabilities `[N, C]` of the ensemble, or of its cascade."""
+        return calibrated_log_p(logits, self.temperatures[order or self.order], self.cascade)
+
+    @property
+    def fitted_ids(self) -> Tensor:
+        """The ids of all samples that anything was fitted on."""
+        return self.ids if self.cascade_ids is None else torch.cat([self.ids, self.cascade_ids])
 
     def conformal(self, alpha: float | None = None) -> Conformal:
         """Return the conformal sets of a level that was fitted; None: the first."""
@@ -78,11 +90,13 @@ class Calibration:
             "temperatures": {order: fitted.to_dict() for order, fitted in self.temperatures.items()},
             "sets": [fitted.to_dict() for fitted in self.sets],
             "threshold": self.threshold.to_dict(),
+            **({} if self.cascade is None else {"cascade": self.cascade.to_dict()}),
         }
 
     def write(self, run: Run) -> None:
         """Store the calibration in the run folder."""
-        run.store.put_tensors(IDS, {"ids": self.ids})
+        cascade_ids = {} if self.cascade_ids is None else {"cascade_ids": self.cascade_ids}
+        run.store.put_tensors(IDS, {"ids": self.ids, **cascade_ids})
         run.record_calibration(run.store.put_json(FILE, self.to_dict()))
 
     @classmethod
@@ -98,6 +112,7 @@ class Calibration:
         problem = stored.find_problem()
         if problem is not None:
             raise StorageError(f"{root / FILE}: {problem}; {ADVICE}")
+        is_cascade = stored.cascade is not None
         return cls(
             stored.split,
             stored.fingerprint,
@@ -107,6 +122,8 @@ class Calibration:
             stored.temperatures,
             stored.sets,
             stored.threshold,
+            stored.cascade,
+            run.store.get_tensor(IDS, "cascade_ids", dims=1, integers=True) if is_cascade else None,
         )
 
 
@@ -121,6 +138,7 @@ class _StoredCalibration:
     temperatures: dict[Order, Temperatures]
     sets: tuple[Conformal, ...]
     threshold: RejectionThreshold
+    cascade: Cascade | None = None
 
     def find_problem(self) -> str | None:
         """Return what is wrong with values of the right type, or None."""
@@ -131,8 +149,12 @@ class _StoredCalibration:
         try:
             for conformal in self.sets:
                 Conformal.from_dict(conformal.to_dict())
+            if self.cascade is not None:
+                Cascade.from_dict(self.cascade.to_dict())
         except PlateauxError as problem:
             return str(problem)
+        if self.cascade is not None and self.cascade.members != len(self.hashes):
+            return f"the cascade is for {self.cascade.members} members, but there are {len(self.hashes)}"
         return None if self.sets else "there are no conformal sets"
 
 
@@ -149,6 +171,7 @@ class CalibrationOptions:
         bound: The upper confidence bound that controls the risk: "clopper-pearson", "hoeffding", or "none" for a
             threshold without a guarantee.
         order: Average the members' probabilities, then calibrate, or the other way around.
+        cascade: Fit a cascade, which queries fewer members where they agree and are confident. None: query all.
     """
 
     alphas: Sequence[float] = (0.1, 0.05)
@@ -157,6 +180,7 @@ class CalibrationOptions:
     target_risk: float = 0.05
     bound: selective.Bound = "clopper-pearson"
     order: Order = "pool then calibrate"
+    cascade: CascadeOptions | None = None
 
 
 DEFAULT_FIT = CalibrationOptions()
@@ -199,16 +223,22 @@ def calibrate(
             "split = 'train': the members were trained on these samples, so they are overconfident on them. Fit on "
             "held-out samples: validation or test"
         )
+    if fit.cascade is not None:
+        check_cascade(fit.order, evaluator)
     outputs = predict_all(evaluator, target, progress=progress)
     if fraction < 1:
-        generator = torch.Generator().manual_seed(derive_seed(evaluator.recipe.seed, "calibrate", split))
-        count = max(1, round(fraction * len(outputs.y)))
-        outputs = outputs.take(torch.randperm(len(outputs.y), generator=generator)[:count].sort().values)
+        outputs, _ = _split(outputs, fraction, derive_seed(evaluator.recipe.seed, "calibrate", split))
+    cascade, cascade_ids = None, None
+    if fit.cascade is not None:
+        held, outputs = _split(outputs, 0.5, derive_seed(evaluator.recipe.seed, "cascade", split))
+        cascade, cascade_ids = fit_cascade(held, fit.cascade), held.ids
     temperatures: dict[Order, Temperatures] = {
-        "pool then calibrate": pool_then_calibrate(outputs.logits, outputs.y),
+        "pool then calibrate": replace(
+            pool_then_calibrate(pool(outputs.logits, cascade), outputs.y), members=len(outputs.logits)
+        ),
         "calibrate then pool": calibrate_then_pool(outputs.logits, outputs.y),
     }
-    log_p = apply(outputs.logits, temperatures[fit.order])
+    log_p = calibrated_log_p(outputs.logits, temperatures[fit.order], cascade)
     kind, randomized = fit.conformal, fit.randomized
     never_empty = kind != "lac" and not randomized
     sets = tuple(
@@ -218,12 +248,22 @@ def calibrate(
     incorrect = log_p.argmax(-1) != outputs.y
     threshold = selective.fit(error_probability(log_p), incorrect, fit.target_risk, bound=fit.bound)
     fingerprint, hashes = evaluator.split_fingerprint(target), tuple(evaluator.hashes)
-    calibration = Calibration(split, fingerprint, outputs.ids, hashes, fit.order, temperatures, sets, threshold)
+    calibration = Calibration(
+        split, fingerprint, outputs.ids, hashes, fit.order, temperatures, sets, threshold, cascade, cascade_ids
+    )
     calibration.write(evaluator.run)
-    for remark in [*temperatures[fit.order].remarks, *(fitted.remark for fitted in sets), threshold.remark]:
+    remarks = [*temperatures[fit.order].remarks, *(fitted.remark for fitted in sets), threshold.remark]
+    for remark in [*remarks, *([] if cascade is None else [cascade.remark])]:
         if remark:
             logger.warning("%s", remark)
     return calibration
+
+
+def _split(outputs: MemberOutputs, fraction: float, seed: int) -> tuple[MemberOutputs, MemberOutputs]:
+    """Return a random fraction of the samples, and the others."""
+    count = max(1, round(fraction * len(outputs.y)))
+    order = torch.randperm(len(outputs.y), generator=torch.Generator().manual_seed(seed))
+    return outputs.take(order[:count].sort().values), outputs.take(order[count:].sort().values)
 
 
 def evaluate_calibration(
@@ -254,18 +294,19 @@ def evaluate_calibration(
     options.require("evaluate_calibration", "device", "cache_logits", "no_cache")
     evaluator = Evaluator(Run.open(run), components=Components(data, model, loss, trust=tuple(trust)), options=options)
     calibration = Calibration.read(evaluator.run)
-    _check_same_weights(calibration, evaluator)
+    check_same_weights(calibration, evaluator)
     target = eval_split(evaluator.recipe, evaluator.data_info, split)
     outputs = predict_all(evaluator, target, progress=progress)
     fingerprint = evaluator.split_fingerprint(target)
     if fingerprint == calibration.fingerprint:
-        outputs = _without_fitted(outputs, calibration, split, exclude=exclude_calibration_ids)
+        outputs = without_fitted(outputs, calibration, split, exclude=exclude_calibration_ids)
     threshold = calibration.threshold
     kinds = [f"{fitted.kind} {fitted.alpha:g}" for fitted in calibration.sets]
     settings = {"sets": kinds, "risk": threshold.risk, "bound": threshold.bound, "fitted on": calibration.split}
     samples = {"name": evaluator.data_info.name, "samples": len(outputs.y)}
     metadata = {"fingerprint": fingerprint, **samples, **settings}
     definition = f"fitted on {len(calibration.ids):,} {calibration.split} samples; {calibration.order}"
+    definition += "" if calibration.cascade is None else "; of the cascade"
     metric = Metric(lambda *_: {}, lambda _: {}, higher_is_better=None, group="uncertainty", definition=definition)
     rows = _calibration_rows(outputs, calibration, evaluator.numbers)
     result = evaluator.result("calibrated", split, rows, metric, metadata)
@@ -273,9 +314,9 @@ def evaluate_calibration(
     return Evaluation([result])
 
 
-def _without_fitted(outputs: MemberOutputs, calibration: Calibration, split: str, *, exclude: bool) -> MemberOutputs:
+def without_fitted(outputs: MemberOutputs, calibration: Calibration, split: str, *, exclude: bool) -> MemberOutputs:
     """Return the outputs for samples that the calibration was not fitted on."""
-    fitted = torch.isin(outputs.ids, calibration.ids)
+    fitted = torch.isin(outputs.ids, calibration.fitted_ids)
     if fitted.any() and not exclude:
         raise RunError(
             f"The calibration was fitted on {int(fitted.sum()):,} of the {len(fitted):,} {split} samples, so results "
@@ -289,7 +330,7 @@ def _without_fitted(outputs: MemberOutputs, calibration: Calibration, split: str
     return outputs.take(~fitted)
 
 
-def _check_same_weights(calibration: Calibration, evaluator: Evaluator) -> None:
+def check_same_weights(calibration: Calibration, evaluator: Evaluator) -> None:
     if calibration.hashes != tuple(evaluator.hashes):
         raise RunError(
             f"The weights of {evaluator.run.store.root} have changed since it was calibrated; run `plateaux calibrate` "
@@ -311,7 +352,7 @@ def _calibration_rows(
         rows[member.with_part("nll after")] = _nll(scaled, outputs.y)
     if len(numbers) > 1:
         rows[MEAN_PROBABILITY.with_part("nll before")] = _nll(before[-2], outputs.y)
-    for order in ORDERS:
+    for order in ORDERS if calibration.cascade is None else (calibration.order,):
         log_p = calibration.log_p(outputs.logits, order)
         rows[RowName.ensemble(order).with_part("nll after")] = _nll(log_p, outputs.y)
     log_p = calibration.log_p(outputs.logits)

@@ -12,7 +12,8 @@ from plateaux.core.method import LossFn
 from plateaux.core.progress import Progress, log_messages
 from plateaux.core.registry import dataset
 from plateaux.data.sources import DataSplits
-from plateaux.ensembles.answers import Answers, AnswerSettings, is_randomized
+from plateaux.ensembles.answers import Answers, AnswerSettings, answer_by_members, is_randomized
+from plateaux.ensembles.cascade import Cascade
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.calibration import Calibration
 from plateaux.evaluation.evaluator import Evaluator
@@ -71,7 +72,10 @@ def predict(
     randomized = None
     if settings.conformal is not None and is_randomized(settings.conformal):
         settings, randomized = replace(settings, conformal=None), settings.conformal
-    answers = dict(zip(settings.outputs, Answers(settings)(outputs.logits), strict=True))
+    queried = None if settings.cascade is None else settings.cascade.members_queried(outputs.logits)
+    compute = Answers(settings)
+    found = compute(outputs.logits) if queried is None else answer_by_members(compute, outputs.logits, queried)
+    answers = dict(zip(settings.outputs, found, strict=True))
     sets = answers.get("prediction_set")
     if calibration is not None and randomized is not None:
         sets = randomized.sets(calibration.log_p(outputs.logits), outputs.ids)
@@ -88,7 +92,8 @@ def predict(
         tuple(str(number) for number in outputs.ids.tolist()),
         ood_score,
         calibration is not None,
-        NOT_CALIBRATED if calibration is None else "",
+        NOT_CALIBRATED if calibration is None else one_member_remark(settings.cascade),
+        members_queried=None if queried is None else queried.numpy(),
     )
 
 
@@ -100,7 +105,15 @@ def answer_settings(calibration: Calibration, ood_score: str, alpha: float | Non
         calibration.temperatures[calibration.order],
         calibration.conformal(alpha),
         -1.0 if threshold is None else threshold,  # an error probability is at least 0, so all are rejected
+        calibration.cascade,
     )
+
+
+def one_member_remark(cascade: Cascade | None) -> str:
+    """Return what to know about answers of a cascade that may stop after one member."""
+    if cascade is None or cascade.threshold is None or cascade.stages[0] > 1:
+        return ""
+    return "mutual information is 0 where members_queried is 1, because one member has nothing to disagree with"
 
 
 def _matching_calibration(evaluator: Evaluator, *, all_members: bool) -> Calibration | None:

@@ -103,7 +103,12 @@ def _encode_parquet(predictions: Predictions) -> bytes:
     failed = [error is not None for error in predictions.errors] or [False] * len(predictions)
     chances = [None if bad else row for bad, row in zip(failed, columns.pop("probabilities"), strict=True)]
     number, text = arrow.float64(), arrow.string()
-    kinds = {"label": arrow.int64(), "prediction_set": arrow.list_(text), "abstain": arrow.bool_()}
+    kinds = {
+        "label": arrow.int64(),
+        "members_queried": arrow.int64(),
+        "prediction_set": arrow.list_(text),
+        "abstain": arrow.bool_(),
+    }
     kinds |= dict.fromkeys(("name", "label_name", "error"), text)
     table = {name: arrow.array([r[name] for r in records], kinds.get(name, number)) for name in columns}
     table["probabilities"] = arrow.array(chances, arrow.list_(number))

@@ -48,6 +48,7 @@ class Predictions:
     calibrated: bool = False
     remark: str = ""  # why fields are None
     errors: tuple[str | None, ...] = ()  # [N] why an input has no prediction; its label is -1, other values are NaN
+    members_queried: NDArray[np.int64] | None = None  # [N] by a cascade; None: all members, without a cascade
 
     def __len__(self) -> int:
         return len(self.label)
@@ -100,6 +101,8 @@ class Predictions:
             else list(self.prediction_set_names or ()),
             "abstain": [None] * len(self) if self.abstain is None else self.abstain.tolist(),
         }
+        if self.members_queried is not None:
+            columns["members_queried"] = self.members_queried.tolist()
         if self.errors:
             columns["error"] = list(self.errors)
         return columns | {"probabilities": self.probabilities.tolist()}
@@ -130,7 +133,7 @@ class Predictions:
         write_atomic(file, encode(self, check_suffix(file)))
 
 
-ARRAYS = ("label", "probability", "probabilities", "ood_score", "prediction_set", "abstain")
+ARRAYS = ("label", "probability", "probabilities", "ood_score", "prediction_set", "abstain", "members_queried")
 
 
 def concatenate(parts: Sequence[Predictions]) -> Predictions:
@@ -162,7 +165,7 @@ def with_errors(found: Predictions, errors: Mapping[int, str]) -> Predictions:
         result[rows] = values
         return result
 
-    fill: dict[str, Any] = {"label": -1, "prediction_set": False, "abstain": True}
+    fill: dict[str, Any] = {"label": -1, "prediction_set": False, "abstain": True, "members_queried": 0}
     spreads: dict[str, Any] = {name: spread(getattr(found, name), fill.get(name, np.nan)) for name in ARRAYS}
     parts = [spread(getattr(found.uncertainty, item.name), np.nan) for item in fields(Uncertainty)]
     texts = tuple(errors.get(position) for position in range(total))

@@ -39,7 +39,9 @@ def _result_tables(results: Sequence[MetricResult]) -> Iterator[Table]:
     probes = [result for result in results if result.group == "sharpness"]
     for _, group in groupby(probes, lambda result: result.split):
         yield _probe_table(list(group))
-    metrics = [result for result in results if result.group != "sharpness"]
+    if cascades := [result for result in results if result.metric == "cascade"]:
+        yield _cascade_table(cascades)
+    metrics = [result for result in results if result.group != "sharpness" and result.metric != "cascade"]
     corrupted = [result for result in metrics if "corruption" in result.data]
     clean = [result for result in metrics if "corruption" not in result.data]
     for _, group in groupby(clean, lambda result: result.split):
@@ -94,6 +96,17 @@ def _metric_table(results: Sequence[MetricResult], group: str) -> Table:
     ]
     title = heading(results[0]) + (f": {group}" if group else "")
     return Table.from_text(title, header, [row for row in rows if any(row[1:])], CAPTION)
+
+
+def _cascade_table(results: Sequence[MetricResult]) -> Table:
+    """Return one row per split, and one column per quantity of the cascade."""
+    columns = list(dict.fromkeys(PART.join(name.part) for result in results for name in result.rows))
+    rows = []
+    for result in results:
+        values = {PART.join(name.part): format_value(result, value) for name, value in result.rows.items()}
+        rows.append([f"{result.split} ({result.data['samples']:,})", *(values.get(column, "") for column in columns)])
+    caption = "\n".join(dict.fromkeys(result.definition for result in results))
+    return Table.from_text(f"{results[0].data['run data']}: cascade", ["", *columns], rows, caption)
 
 
 def _table_of_parts(result: MetricResult) -> Table:

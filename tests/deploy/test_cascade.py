@@ -1,0 +1,155 @@
+"""A predictor with a cascade runs each member only on the inputs that are left, and answers as `predict` does."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import plateaux
+from plateaux.core.errors import RecipeError
+from plateaux.core.registry import dataset
+from plateaux.deploy.loading import ModuleBackend, load_predictor, query_stages
+from plateaux.ensembles.cascade import Cascade, CascadeOptions
+from plateaux.ensembles.ensemble import Ensemble
+from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate
+from plateaux.evaluation.predict import predict
+from plateaux.storage.run import Run
+
+RECIPE = {
+    "members": 4,
+    "data": {"name": "digits", "batch_size": 64, "validation_split": 300},
+    "model": {"name": "mlp", "hidden_sizes": [16]},
+    "optimizer": {"lr": 0.1, "momentum": 0.9},
+    "train": {"epochs": 3},
+    "executor": {"threads": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    plateaux.train(plateaux.Recipe.from_dict(RECIPE), out)
+    calibrate(out, fit=CalibrationOptions(cascade=CascadeOptions(max_harm=0.05), target_risk=0.1))
+    return out
+
+
+@pytest.fixture(scope="module")
+def images() -> torch.Tensor:
+    x, _ = dataset.get("digits")().test.fetch(torch.arange(599))
+    assert isinstance(x, torch.Tensor)
+    return x
+
+
+class Counting(nn.Module):
+    """A member that counts the rows it was given, and returns fixed logits by the number in the input."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.table = nn.Parameter(table)
+        self.rows: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows.append(len(x))
+        return self.table[x[:, 0].long()]
+
+
+def test_it_answers_as_predict_does(run: Path, images: torch.Tensor) -> None:
+    found, expected = load_predictor(run)(images), predict(run)
+    assert found.members_queried is not None
+    assert expected.members_queried is not None
+    assert found.members_queried.tolist() == expected.members_queried.tolist()
+    assert len(set(found.members_queried.tolist())) > 1
+    assert found.label.tolist() == expected.label.tolist()
+    assert np.allclose(found.probabilities, expected.probabilities, atol=1e-5)
+    assert np.allclose(found.ood_score, expected.ood_score, atol=1e-5)
+    assert np.allclose(found.uncertainty.mutual_information, expected.uncertainty.mutual_information, atol=1e-5)
+    assert found.prediction_set is not None
+    assert expected.prediction_set is not None
+    assert int((found.prediction_set != expected.prediction_set).sum()) <= 1
+    assert np.array_equal(found.abstain, expected.abstain)
+    record = found.to_records()[0]
+    assert record["members_queried"] == found.members_queried[0]
+
+
+def test_batches_threads_and_single_inputs_give_equal_answers(run: Path, images: torch.Tensor) -> None:
+    predictor = load_predictor(run)
+    whole = predictor(images)
+    assert whole.members_queried is not None
+    parts = load_predictor(run, max_batch=7)(images)
+    assert np.array_equal(parts.members_queried, whole.members_queried)
+    assert np.allclose(parts.probabilities, whole.probabilities, atol=1e-6)
+    with ThreadPoolExecutor(4) as pool:
+        singles = list(pool.map(predictor, images[:40]))
+    assert [int(one.members_queried[0]) for one in singles if one.members_queried is not None] == [
+        *whole.members_queried[:40]
+    ]
+
+
+def test_members_run_only_on_the_inputs_that_did_not_stop() -> None:
+    sure, other, unsure = [8.0, 0.0, 0.0], [0.0, 8.0, 0.0], [0.5, 0.0, 0.0]
+    # Input 0: members 0 and 1 agree. Input 1: they disagree, so no later stage agrees. Input 2: never sure enough.
+    # Input 3: unsure after two members, sure after three.
+    tables = [
+        [sure, sure, unsure, [1.5, 0.0, 0.0]],
+        [sure, other, unsure, [1.5, 0.0, 0.0]],
+        [sure, sure, unsure, [9.0, 0.0, 0.0]],
+        [sure, sure, unsure, sure],
+    ]
+    members = [Counting(torch.tensor(table)) for table in tables]
+    cascade = Cascade(4, (2, 3), 0.7, "harm", 0.01, 0.9, 1000, 0, 2.0)
+    x = torch.tensor([[0.0], [1.0], [2.0], [3.0], [0.0]])
+    logits, queried = query_stages(Ensemble(members), x, cascade)
+    assert queried.tolist() == [2, 4, 4, 3, 2]
+    assert [member.rows for member in members] == [[5], [5], [3], [2]]
+    assert logits.isnan().any(-1).T.tolist() == [
+        [False, False, True, True],
+        [False] * 4,
+        [False] * 4,
+        [False, False, False, True],
+        [False, False, True, True],
+    ]
+    complete = torch.stack([torch.tensor(table) for table in tables])[:, x[:, 0].long()]
+    assert cascade.members_queried(complete).tolist() == queried.tolist()
+    for member in members:
+        member.rows.clear()
+    logits, queried = query_stages(Ensemble(members), x[[0, 4]], cascade)
+    assert [member.rows for member in members] == [[2], [2], [], []]
+    query_stages(Ensemble(members), x, Cascade(4, (2,), None, "harm", 0.01, 0.9, 10, 0, 4.0))
+    assert [member.rows[-1] for member in members] == [5, 5, 5, 5]
+
+
+def test_named_inputs_are_queried_by_rows() -> None:
+    class Named(Counting):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            assert len(x) == len(mask)
+            return super().forward(x)
+
+    table = torch.tensor([[8.0, 0.0], [0.1, 0.0]])
+    members = [Named(table) for _ in range(3)]
+    cascade = Cascade(3, (1, 2), 0.9, "harm", 0.01, 0.9, 1000, 0, 2.0)
+    x = {"x": torch.tensor([[0.0], [1.0], [1.0]]), "mask": torch.ones(3, 1)}
+    assert query_stages(Ensemble(members), x, cascade)[1].tolist() == [1, 3, 3]
+    assert [member.rows for member in members] == [[3], [2], [2]]
+
+
+def test_a_score_that_compares_members_needs_two_of_them(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    calibrate(copy, fit=CalibrationOptions(cascade=CascadeOptions(max_harm=0.2, stages=(1, 2))))
+    assert "mutual information is 0" in load_predictor(copy).remark
+    with pytest.raises(RecipeError, match="compares members"):
+        load_predictor(copy, ood_score="mutual_information")
+    assert load_predictor(copy, ood_score="energy").ood_score == "energy"
+
+
+def test_the_backend_has_the_cascade_of_the_calibration(run: Path) -> None:
+    backend: Any = load_predictor(run).backend
+    assert isinstance(backend, ModuleBackend)
+    assert backend.settings.cascade == Calibration.read(Run.open(run)).cascade

@@ -1,0 +1,283 @@
+"""A cascade is fitted on one half of the held-out samples, calibrated on the other, and evaluated on neither."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from reference import cascade as reference
+
+from plateaux.config.recipe import Recipe
+from plateaux.core.errors import RecipeError, RunError, StorageError
+from plateaux.data.sources import from_tensors
+from plateaux.ensembles import cascade as cascades
+from plateaux.ensembles import conformal, selective, temperature
+from plateaux.ensembles.cascade import CascadeOptions
+from plateaux.ensembles.ood_scores import OOD_SCORES
+from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
+from plateaux.evaluation.cascade import ROW, cascade_rows, evaluate_cascade
+from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.predict import predict
+from plateaux.evaluation.predictions import MemberOutputs, error_probability, predict_all
+from plateaux.evaluation.splits import eval_split
+from plateaux.evaluation.tables import to_markdown
+from plateaux.storage.local_store import LocalStore
+from plateaux.storage.run import Run
+from plateaux.training.train import train
+
+RECIPE = {
+    "members": 4,
+    "data": {"name": "digits", "batch_size": 64, "validation_split": 300},
+    "model": {"name": "mlp", "hidden_sizes": [16]},
+    "optimizer": {"lr": 0.1, "momentum": 0.9},
+    "train": {"epochs": 3},
+    "executor": {"threads": 1},
+}
+OPTIONS = CascadeOptions(max_harm=0.05)
+FIT = CalibrationOptions(cascade=OPTIONS, target_risk=0.1)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    train(Recipe.from_dict(RECIPE), out)
+    return out
+
+
+def outputs_on(run: Path, split: str) -> MemberOutputs:
+    evaluator = Evaluator(Run.open(run))
+    return predict_all(evaluator, eval_split(evaluator.recipe, evaluator.data_info, split))
+
+
+def select(outputs: MemberOutputs, ids: torch.Tensor) -> MemberOutputs:
+    return outputs.take(torch.isin(outputs.ids, ids))
+
+
+def test_the_cascade_and_the_rest_are_fitted_on_two_halves(run: Path) -> None:
+    made = calibrate(run, fit=FIT)
+    assert made.cascade is not None
+    assert made.cascade_ids is not None
+    outputs = outputs_on(run, "validation")
+    held, rest = select(outputs, made.cascade_ids), select(outputs, made.ids)
+    assert (len(held.ids), len(rest.ids)) == (150, 150)
+    assert not torch.isin(held.ids, rest.ids).any()
+    assert made.cascade == cascades.fit(held.logits, held.y, OPTIONS)
+    assert made.cascade.threshold is not None
+    assert 2 <= made.cascade.queried < 4
+    # The rest is fitted to the outputs of the cascade, not of all members.
+    pooled = made.cascade.log_p(rest.logits)
+    value = temperature.fit(pooled, rest.y)
+    assert made.temperatures["pool then calibrate"].values == pytest.approx((value,), abs=1e-12)
+    assert value != pytest.approx(temperature.pool_then_calibrate(rest.logits, rest.y).values[0], abs=1e-6)
+    log_p = (pooled / value).log_softmax(-1)
+    assert torch.allclose(made.log_p(rest.logits), log_p, atol=1e-12)
+    expected = tuple(conformal.fit(made.log_p(rest.logits), rest.y, rest.ids, alpha, "lac") for alpha in (0.1, 0.05))
+    assert made.sets == expected
+    risk = error_probability(made.log_p(rest.logits))
+    assert made.threshold == selective.fit(risk, made.log_p(rest.logits).argmax(-1) != rest.y, 0.1)
+
+
+def test_both_lists_of_ids_are_stored_and_read_back(run: Path) -> None:
+    made, again = calibrate(run, fit=FIT), Calibration.read(Run.open(run))
+    assert again.to_dict() == made.to_dict() == LocalStore(run).get_json("calibration.json")
+    assert again.cascade == made.cascade
+    assert made.cascade_ids is not None
+    assert again.cascade_ids is not None
+    assert torch.equal(again.ids, made.ids)
+    assert torch.equal(again.cascade_ids, made.cascade_ids)
+    tensors = LocalStore(run).get_tensors("calibration-ids.safetensors")
+    assert set(tensors) == {"ids", "cascade_ids"}
+
+
+def test_a_calibration_without_a_cascade_is_stored_as_before(run: Path) -> None:
+    made = calibrate(run)
+    stored = LocalStore(run).get_json("calibration.json")
+    assert list(stored) == [
+        *("split", "fingerprint", "samples", "hashes", "order", "temperatures", "sets", "threshold")
+    ]
+    assert set(LocalStore(run).get_tensors("calibration-ids.safetensors")) == {"ids"}
+    assert stored["samples"] == 300
+    outputs = outputs_on(run, "validation")
+    assert made.temperatures["pool then calibrate"] == temperature.pool_then_calibrate(outputs.logits, outputs.y)
+    answers = predict(run)
+    assert answers.members_queried is None
+    assert "members_queried" not in answers.to_records()[0]
+    with pytest.raises(RunError, match=r"has no cascade\. Run: plateaux calibrate .* --cascade"):
+        evaluate_cascade(run)
+
+
+def test_too_few_samples_query_all_members_and_say_how_many_are_needed(run: Path, log_lines: list[str]) -> None:
+    log_lines.clear()
+    made = calibrate(run, fit=CalibrationOptions(cascade=CascadeOptions()))
+    assert made.cascade is not None
+    assert made.cascade.threshold is None
+    (line,) = [line for line in log_lines if "too few" in line and "harm" in line]
+    assert "150 held-out samples are too few" in line
+    assert "at least 460" in line
+    assert "give 920 or more" in line
+    answers = predict(run)
+    assert answers.members_queried is not None
+    assert answers.members_queried.tolist() == [4] * 599
+
+
+def test_labels_are_not_used_for_disagreement(run: Path) -> None:
+    options = CascadeOptions(max_harm=0.1, kind="differs")
+    made = calibrate(run, fit=CalibrationOptions(cascade=options))
+    assert made.cascade is not None
+    assert made.cascade_ids is not None
+    held = select(outputs_on(run, "validation"), made.cascade_ids)
+    assert made.cascade == cascades.fit(held.logits, None, options)
+    assert made.cascade.kind == "differs"
+
+
+def test_predictions_come_from_the_members_that_were_queried(run: Path, tmp_path: Path) -> None:
+    made = calibrate(run, fit=FIT)
+    assert made.cascade is not None
+    outputs, answers = outputs_on(run, "test"), predict(run, ood_score="variance")
+    assert answers.members_queried is not None
+    assert len(set(answers.members_queried.tolist())) > 1
+    value = made.temperatures["pool then calibrate"].values[0]
+    for i in range(0, 599, 7):
+        logits = outputs.logits[:, i].double()
+        count, p = reference.ask(logits.numpy(), made.cascade.stages, made.cascade.threshold)
+        assert answers.members_queried[i] == count
+        scaled = (torch.from_numpy(p).log() / value).softmax(-1)
+        assert np.allclose(answers.probabilities[i], scaled.numpy(), atol=1e-9)
+        some = logits[:count, None]
+        assert answers.ood_score[i] == pytest.approx(float(OOD_SCORES["variance"](some)), abs=1e-12)
+        information = float(OOD_SCORES["mutual_information"](some))
+        assert answers.uncertainty.mutual_information[i] == pytest.approx(information, abs=1e-12)
+    assert np.array_equal(answers.prediction_set, made.sets[0].sets(made.log_p(outputs.logits), outputs.ids))
+    for suffix in (".csv", ".jsonl", ".npz"):
+        answers.write(tmp_path / f"a{suffix}")
+    table = list(csv.DictReader((tmp_path / "a.csv").open()))
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [int(row["members_queried"]) for row in table] == answers.members_queried.tolist()
+    assert [row["members_queried"] for row in lines] == answers.members_queried.tolist()
+    assert np.array_equal(np.load(tmp_path / "a.npz")["members_queried"], answers.members_queried)
+    assert answers.take(slice(3, 5)).members_queried.tolist() == answers.members_queried[3:5].tolist()  # type: ignore[union-attr]
+
+
+def test_one_member_has_no_mutual_information_and_no_score_that_compares_members(run: Path) -> None:
+    calibrate(run, fit=CalibrationOptions(cascade=CascadeOptions(max_harm=0.2, stages=(1, 2))))
+    answers = predict(run)
+    assert answers.members_queried is not None
+    single = answers.members_queried == 1
+    assert single.any()
+    assert (answers.uncertainty.mutual_information[single] == 0).all()
+    assert "mutual information is 0 where members_queried is 1" in answers.remark
+    with pytest.raises(RecipeError, match=r"'pds' compares members.*max_probability"):
+        predict(run, ood_score="pds")
+
+
+def test_only_pooling_first_has_a_meaning_for_a_cascade(run: Path) -> None:
+    with pytest.raises(RecipeError, match=r"order = 'calibrate then pool' was given with a cascade.*--order pool"):
+        calibrate(run, fit=replace(FIT, order="calibrate then pool"))
+
+
+def test_a_shared_backbone_is_refused(tmp_path: Path) -> None:
+    model = {"name": "cnn", "backbone": "features", "head": "linear"}
+    train(Recipe.from_dict({**RECIPE, "model": model, "train": {"epochs": 1}}), tmp_path)
+    with pytest.raises(RecipeError, match=r"share a backbone.*a cascade would save nothing"):
+        calibrate(tmp_path, fit=FIT)
+
+
+def test_results_equal_a_loop_over_samples(run: Path) -> None:
+    made = calibrate(run, fit=FIT)
+    assert made.cascade is not None
+    (found,) = evaluate_cascade(run)
+    outputs = outputs_on(run, "test")
+    queried, right, was_right, harm, differs = 0, 0, 0, 0, 0
+    for i, y in enumerate(outputs.y.tolist()):
+        logits = outputs.logits[:, i].double().numpy()
+        count, p = reference.ask(logits, made.cascade.stages, made.cascade.threshold)
+        _, full = reference.ask(logits, made.cascade.stages, None)
+        queried, differs = queried + count, differs + (p.argmax() != full.argmax())
+        right, was_right = right + (p.argmax() == y), was_right + (full.argmax() == y)
+        harm += full.argmax() == y != p.argmax()
+    expected = {
+        "members queried": queried / 599,
+        "differs": differs / 599,
+        "accuracy": right / 599,
+        "accuracy of all members": was_right / 599,
+        "accuracy lost": (was_right - right) / 599,
+        "harm": harm / 599,
+    }
+    assert {name.part[0]: value.value for name, value in found.rows.items()} == pytest.approx(expected)
+    assert "with confidence 0.9" in found.definition
+    assert found.data["guaranteed"] is True
+    assert (found.data["samples"], found.data["cascade"]) == (599, made.cascade.to_dict())
+
+
+def test_samples_of_both_halves_are_excluded(run: Path) -> None:
+    calibrate(run, split="test", fraction=0.5, fit=FIT)
+    with pytest.raises(RunError, match=r"fitted on 300 of the 599 test samples"):
+        evaluate_cascade(run)
+    with pytest.raises(RunError, match=r"fitted on 300 of the 599 test samples"):
+        evaluate_calibration(run)
+    (found,) = evaluate_cascade(run, exclude_calibration_ids=True)
+    (calibrated,) = evaluate_calibration(run, exclude_calibration_ids=True)
+    assert found.data["samples"] == calibrated.data["samples"] == 299
+    assert "of the cascade" in calibrated.definition
+    assert not any("calibrate then pool" in name for name in calibrated.rows)
+
+
+def test_other_datasets_need_no_labels_and_have_no_guarantee(run: Path) -> None:
+    calibrate(run, fit=FIT)
+    own, other = evaluate_cascade(run, suites={"near": ["digits"]})
+    assert other.split == "digits (near)"
+    assert {name.part[0] for name in other.rows} == {"members queried", "differs"}
+    assert other.definition == "the guarantee of the cascade does not hold for out-of-distribution inputs"
+    assert other.data["guaranteed"] is False
+    assert other.rows[ROW.with_part("members queried")] == own.rows[ROW.with_part("members queried")]
+    text = to_markdown([own, other])
+    assert "digits: cascade" in text
+    assert "does not hold" in text
+
+
+def test_corrupted_samples_have_no_guarantee_and_exclude_those_of_the_fit(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (200, 3, 16, 16), generator=generator, dtype=torch.uint8)
+    y = torch.randint(3, (200,), generator=generator)
+    data = from_tensors((x[:80], y[:80]), (x[80:], y[80:]), classes=3)
+    recipe = {**RECIPE, "members": 3, "data": {"name": "tensors", "batch_size": 64}, "train": {"epochs": 1}}
+    train(Recipe.from_dict(recipe), tmp_path, data=data)
+    fit = CalibrationOptions(cascade=CascadeOptions(max_harm=0.3))
+    calibrate(tmp_path, split="test", fraction=0.5, fit=fit, data=data)
+    splits = ["test", "corrupted:gaussian_noise:5", "corrupted:fog:1"]
+    with pytest.raises(RunError, match="fitted on 60 of the 120"):
+        evaluate_cascade(tmp_path, split=splits[1:], data=data)
+    own, noise, fog = evaluate_cascade(tmp_path, split=splits, exclude_calibration_ids=True, data=data)
+    assert [result.split for result in (own, noise, fog)] == ["test", "gaussian_noise 5", "fog 1"]
+    assert {result.data["samples"] for result in (own, noise, fog)} == {60}
+    assert [result.data["guaranteed"] for result in (own, noise, fog)] == [True, False, False]
+    assert fog.definition == "the guarantee of the cascade does not hold under corruption"
+    assert ROW.with_part("accuracy lost") in noise.rows
+    assert "| fog 1 (60) |" in to_markdown([own, noise, fog])
+
+
+def test_a_damaged_cascade_is_refused(run: Path, tmp_path: Path) -> None:
+    calibrate(run, fit=FIT)
+    for name, value in (("threshold", 2.0), ("stages", [4]), ("members", 9), ("kind", "hurt")):
+        copy = tmp_path / name
+        shutil.copytree(run, copy)
+        tree = json.loads((copy / "calibration.json").read_text())
+        tree["cascade"][name] = value
+        opened = Run.open(copy)
+        opened.record_calibration(opened.store.put_json("calibration.json", tree))
+        with pytest.raises(StorageError, match=r"calibration\.json"):
+            Calibration.read(Run.open(copy))
+
+
+def test_rows_without_labels_have_no_accuracy() -> None:
+    logits = torch.randn(3, 50, 4, generator=torch.Generator().manual_seed(0))
+    cascade = cascades.Cascade(3, (2,), 0.0, "differs", 0.1, 0.9, 100, 2, 2.2)
+    rows = cascade_rows(logits, None, cascade)
+    assert [name.part[0] for name in rows] == ["members queried", "differs"]
+    assert 2 < rows[ROW.with_part("members queried")].value < 3
