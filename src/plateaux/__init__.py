@@ -22,7 +22,8 @@ if _typing.TYPE_CHECKING:
     from plateaux.core.registry import dataset, executor, method, metric, model, probe
     from plateaux.core.types import Batch, Estimate, TensorTree
     from plateaux.data.sources import DataSplits, from_dataset, from_tensors
-    from plateaux.deploy.loading import load_predictor
+    from plateaux.deploy.export import export
+    from plateaux.deploy.load import load_predictor
     from plateaux.deploy.predictor import Predictor
     from plateaux.ensembles.ensemble import Ensemble
     from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
@@ -82,6 +83,7 @@ __all__ = [
     "evaluate",
     "evaluate_calibration",
     "executor",
+    "export",
     "from_dataset",
     "from_tensors",
     "import_weights",
@@ -111,7 +113,8 @@ _MODULES = {
     "core.registry": ("dataset", "executor", "method", "metric", "model", "probe"),
     "core.types": ("Batch", "Estimate", "TensorTree"),
     "data.sources": ("DataSplits", "from_dataset", "from_tensors"),
-    "deploy.loading": ("load_predictor",),
+    "deploy.export": ("export",),
+    "deploy.load": ("load_predictor",),
     "deploy.predictor": ("Predictor",),
     "ensembles.ensemble": ("Ensemble",),
     "evaluation.calibration": ("Calibration", "CalibrationOptions", "calibrate", "evaluate_calibration"),
