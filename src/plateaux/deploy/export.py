@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from plateaux.deploy.measured import measured_numbers
 from plateaux.deploy.onnx_backend import EXTRA, OnnxBackend
 from plateaux.deploy.predictor import Backend, Predictor
 from plateaux.deploy.pt2_backend import Pt2Backend
-from plateaux.deploy.samples import sample_inputs
+from plateaux.deploy.samples import random_inputs, sample_inputs
 from plateaux.ensembles.answers import AnswerSettings
 from plateaux.evaluation.calibration import Calibration
 from plateaux.storage.backends import open_store
@@ -63,6 +63,7 @@ def export(
     alpha: float | None = None,
     license: str = "",
     pt2: bool = True,
+    golden: Literal["test", "random"] = "test",
 ) -> Bundle:
     """Write a run as a bundle that answers without the code of the model.
 
@@ -79,6 +80,8 @@ def export(
         alpha: Which of the fitted conformal sets to return. None: the first.
         license: The license of the weights, such as "CC-BY-4.0"; it is only recorded.
         pt2: Also write the graph as `model.pt2`, which torch loads.
+        golden: The inputs to store, which are computed again at load: four test samples, or random inputs if no
+            sample of the data may leave your hands. The graphs are compared on test samples in both cases.
     """
     for name in ("onnx", "onnxscript", "onnxruntime"):
         optional_import(name, extra=EXTRA)
@@ -94,6 +97,7 @@ def export(
     calibration = _calibration_record(opened, settings)
     components = Components(data=data, model=model, trust=tuple(trust))
     description, samples = sample_inputs(opened, contract, components, sum(BATCH_SIZES))
+    origin, stored = (description, samples) if golden == "test" else random_inputs(contract, GOLDEN_SAMPLES)
     graph = AnswerGraph(predictor.backend.ensemble, settings, list(contract.inputs))
     program = export_program(graph, samples)
     names = list(contract.inputs), list(settings.outputs)
@@ -113,7 +117,7 @@ def export(
         ood_score=settings.ood_score,
         calibration=calibration,
         remark=predictor.remark,
-        golden=description,
+        golden=origin,
         measured=measured_numbers(opened),
         checks=checks,
         license=license,
@@ -123,8 +127,7 @@ def export(
     for file, content in graphs.items():
         store.put(file, content)
     _write_weights(store, opened)
-    golden = {name: values[:GOLDEN_SAMPLES] for name, values in samples.items()}
-    _write_golden(store, predictor, golden)
+    _write_golden(store, predictor, {name: values[:GOLDEN_SAMPLES] for name, values in stored.items()})
     write_manifest(store, manifest)
     bundle = Bundle.open(out)
     for backend in backends.values():
@@ -134,7 +137,8 @@ def export(
 
 def export_program(graph: AnswerGraph, samples: Arrays) -> torch.export.ExportedProgram:
     """Return the graph as a program of torch with a dynamic batch size, without traces of this machine."""
-    inputs = tuple(torch.from_numpy(samples[name][:TRACED_BATCH].copy()) for name in graph.names)
+    # Shapes and dtypes matter, values do not: a program contains the inputs it was traced with.
+    inputs = tuple(torch.from_numpy(np.zeros_like(samples[name][:TRACED_BATCH])) for name in graph.names)
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
     try:
         with torch.no_grad(), _no_warnings():

@@ -37,13 +37,17 @@ def sample_inputs(
             "The test samples of the run are not available (%s): graphs are compared on random inputs",
             first_line(problem),
         )
+    return random_inputs(contract, count)
+
+
+def random_inputs(contract: InputContract, count: int) -> tuple[str, Mapping[str, NDArray[Any]]]:
+    """Return a description and `count` random inputs inside of the range of training."""
     generator = np.random.default_rng(SEED)
     arrays = {name: _random(summary, count, generator) for name, summary in contract.inputs.items()}
     return f"random inputs of seed {SEED}", prepare(arrays if set(arrays) != {"x"} else arrays["x"], contract).arrays
 
 
 def _random(summary: TensorSummary, count: int, generator: np.random.Generator) -> NDArray[Any]:
-    """Return random values inside of the range of training."""
     shape = (count, *summary.shape)
     if summary.dtype == "uint8":
         return generator.integers(0, 256, shape, dtype=np.uint8)
