@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from plateaux.core.errors import RecipeError
+from plateaux.core.errors import RecipeError, RunError
 from plateaux.deploy.bundle import Bundle
 from plateaux.deploy.manifest import MANIFEST
 from plateaux.deploy.predictor import MAX_BATCH, Predictor
@@ -80,7 +80,13 @@ def load_predictor(
 
 def _is_bundle(root: RunLike) -> bool:
     store = open_store(str(root))
-    return store.has(MANIFEST) and not store.has("run.json")
+    is_run, is_bundle = store.has("run.json"), store.has(MANIFEST)
+    if not is_run and not is_bundle:
+        raise RunError(
+            f"{root} is neither a run nor a bundle: it has no run.json and no {MANIFEST}. `plateaux train` writes "
+            "runs, and `plateaux export` bundles"
+        )
+    return is_bundle and not is_run
 
 
 def _check_settings(bundle: Bundle, ood_score: str | None, alpha: float | None) -> None:
