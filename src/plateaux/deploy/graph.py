@@ -32,7 +32,7 @@ class AnswerGraph(nn.Module):
         self.mean, self.std, self.names = ensemble.mean, ensemble.std, tuple(names)
         members = list(ensemble.members)
         backbone = common_backbone(members)
-        self.members: nn.Module = _Loop(members) if backbone is None else _SharedBackbone(backbone, _heads(members))
+        self.members: nn.Module = _Loop(members) if backbone is None else SharedBackbone(backbone, _heads(members))
         self.answers = Answers(settings, torch.float32)
         self.eval()
 
@@ -75,7 +75,7 @@ class _Loop(nn.Module):
         return torch.stack([output if isinstance(output, Tensor) else output.logits for output in outputs])
 
 
-class _SharedBackbone(nn.Module):
+class SharedBackbone(nn.Module):
     """A backbone that runs once for all heads.
 
     A backbone ends its forward pass with an exception (`_run_until`), which breaks the records that `torch.export`
