@@ -16,7 +16,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("demo", "vision", "text", "track", "report", "ray", "cloud", "parquet")
+EXTRAS = ("demo", "vision", "text", "track", "report", "ray", "cloud", "parquet", "onnx")
 CLASSIFIER = "License :: OSI Approved :: "
 
 

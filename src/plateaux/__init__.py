@@ -23,7 +23,8 @@ if _typing.TYPE_CHECKING:
     from plateaux.core.types import Batch, Estimate, TensorTree
     from plateaux.data.sources import DataSplits, from_dataset, from_tensors
     from plateaux.deploy.batch import BatchOptions, BatchResult, predict_files
-    from plateaux.deploy.loading import load_predictor
+    from plateaux.deploy.export import export
+    from plateaux.deploy.load import load_predictor
     from plateaux.deploy.predictor import Predictor
     from plateaux.ensembles.ensemble import Ensemble
     from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
@@ -85,6 +86,7 @@ __all__ = [
     "evaluate",
     "evaluate_calibration",
     "executor",
+    "export",
     "from_dataset",
     "from_tensors",
     "import_weights",
@@ -116,7 +118,8 @@ _MODULES = {
     "core.types": ("Batch", "Estimate", "TensorTree"),
     "data.sources": ("DataSplits", "from_dataset", "from_tensors"),
     "deploy.batch": ("BatchOptions", "BatchResult", "predict_files"),
-    "deploy.loading": ("load_predictor",),
+    "deploy.export": ("export",),
+    "deploy.load": ("load_predictor",),
     "deploy.predictor": ("Predictor",),
     "ensembles.ensemble": ("Ensemble",),
     "evaluation.calibration": ("Calibration", "CalibrationOptions", "calibrate", "evaluate_calibration"),

@@ -17,7 +17,8 @@ from torch import nn
 import plateaux
 from plateaux.core.errors import DataError, RecipeError, RunError
 from plateaux.core.registry import dataset
-from plateaux.deploy.loading import ModuleBackend, load_predictor
+from plateaux.deploy.load import load_predictor
+from plateaux.deploy.loading import ModuleBackend
 from plateaux.deploy.predictor import Predictor
 from plateaux.evaluation.calibration import CalibrationOptions, calibrate
 from plateaux.evaluation.loading import load

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import plateaux
-from plateaux.cli import claims, evaluate, landscape, predict, report, study, theory, verify
+from plateaux.cli import claims, evaluate, export, landscape, predict, report, study, theory, verify
 from plateaux.cli.common import (
     AsJson,
     Changes,
@@ -47,7 +47,7 @@ app = typer.Typer(
 recipes = typer.Typer(help="Check a recipe, or print the schema of all recipes.", no_args_is_help=True)
 app.add_typer(recipes, name="recipe")
 for command in (
-    evaluate.evaluate, evaluate.calibrate, predict.predict, evaluate.soup, evaluate.select,
+    evaluate.evaluate, evaluate.calibrate, predict.predict, evaluate.soup, evaluate.select, export.export,
     landscape.landscape, study.study, report.report, theory.theory, claims.claims, verify.verify,
 ):  # fmt: skip
     app.command()(handle_errors(command))

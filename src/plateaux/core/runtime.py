@@ -46,6 +46,20 @@ def _can_compute(device: torch.device) -> bool:
     return True
 
 
+@contextmanager
+def num_threads(threads: int | None) -> Iterator[None]:
+    """Use this number of threads for the work of the calling thread; None: do not change it."""
+    before = torch.get_num_threads()
+    if threads is None or threads == before:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def configure_runtime(*, processes: int = 1, threads: int | None = None) -> None:
     """Set the number of threads of this process, one of `processes` on this machine, and configure the allocator.
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from plateaux.config.components import Components, Model
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.core.runtime import get_device
+from plateaux.core.runtime import get_device, num_threads
 from plateaux.data.sources import DataSplits
 from plateaux.deploy.contract import InputContract
 from plateaux.deploy.predictor import MAX_BATCH, Arrays, Predictor
@@ -40,13 +39,13 @@ class ModuleBackend:
     @torch.no_grad()
     def __call__(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
         inputs: dict[str, Tensor] = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
-        with _num_threads(self.threads):
+        with num_threads(self.threads):
             logits = self.ensemble.logits(inputs["x"] if set(inputs) == {"x"} else inputs)
             answers = self.answers(logits)
         return {name: values.cpu().numpy() for name, values in zip(self.settings.outputs, answers, strict=True)}
 
 
-def load_predictor(
+def load_run_predictor(
     run: RunLike,
     *,
     data: DataSplits | None = None,
@@ -58,22 +57,7 @@ def load_predictor(
     alpha: float | None = None,
     max_batch: int = MAX_BATCH,
 ) -> Predictor:
-    """Return the ensemble of a run as a predictor that checks its inputs and applies the calibration of the run.
-
-    Args:
-        run: A run, its folder, or its URL.
-        data: The data that the run was trained on, if they were passed in Python. Only needed for a model that
-            depends on more than their shape and classes.
-        model: The model, if it was passed in Python.
-        trust: Modules whose functions the recipe may call.
-        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
-        threads: Number of CPU threads of a call. None: the setting of torch.
-        ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`.
-        alpha: Which of the fitted conformal sets to return. None: the first.
-        max_batch: The largest number of inputs of one forward pass.
-    """
-    if threads is not None and threads < 1:
-        raise RecipeError(f"threads = {threads}: give a number of at least 1")
+    """Return the ensemble of a run as a predictor; `plateaux.load_predictor` describes the arguments."""
     opened = Run.open(run)
     contract = InputContract.from_run(opened)
     settings, remark = _settings(opened, ood_score, alpha)
@@ -111,17 +95,3 @@ def _settings(run: Run, ood_score: str, alpha: float | None) -> tuple[AnswerSett
         logger.warning("%s", remark)
         return replace(settings, conformal=None), remark
     return settings, ""
-
-
-@contextmanager
-def _num_threads(threads: int | None) -> Iterator[None]:
-    """Use this number of threads for the work of the calling thread."""
-    before = torch.get_num_threads()
-    if threads is None or threads == before:
-        yield
-        return
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -2,6 +2,7 @@
 
 - A file that a commit names has its digest next to its name: `sha256:<size>:<hex>`, or `blake2b:<size>:<hex>` above one
   megabyte, where BLAKE2 is about twice as fast.
+- A bundle, which other programs check, has the SHA-256 of every file in its manifest.
 - A JSON object carries the digest of its other fields in the field `digest`.
 - A safetensors file carries a digest in its metadata, computed while that digest is all zeros.
 
@@ -42,6 +43,16 @@ def digest_file(file: IO[bytes]) -> str:
     while chunk := file.read(CHUNK_BYTES):
         hasher.update(chunk)
     return f"{algorithm}:{size}:{hasher.hexdigest()}"
+
+
+def hash_sha256(file: IO[bytes]) -> tuple[int, str]:
+    """Return the size of an open file from its start and its SHA-256 as hexadecimal digits, in constant memory."""
+    hasher, size = _new("sha256"), 0
+    file.seek(0)
+    while chunk := file.read(CHUNK_BYTES):
+        hasher.update(chunk)
+        size += len(chunk)
+    return size, hasher.hexdigest()
 
 
 def check_digest(content: bytes, expected: str) -> None:

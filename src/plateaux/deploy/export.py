@@ -1,0 +1,257 @@
+"""Export a run as a bundle: one graph for all answers as ONNX and `.pt2`, compared with the members first."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from plateaux.config.components import Components, Model
+from plateaux.core.errors import RunError, first_line
+from plateaux.core.optional import optional_import
+from plateaux.data.sources import DataSplits
+from plateaux.deploy.agreement import Agreement, compare_answers
+from plateaux.deploy.bundle import INPUT, OUTPUT, Bundle, check_golden, list_files, write_manifest
+from plateaux.deploy.graph import AnswerGraph
+from plateaux.deploy.loading import ModuleBackend, load_run_predictor
+from plateaux.deploy.manifest import (
+    GOLDEN,
+    ONNX,
+    PT2,
+    SHARED,
+    CalibrationRecord,
+    GraphCheck,
+    Manifest,
+    SetRule,
+    expected_outputs,
+)
+from plateaux.deploy.measured import measured_numbers
+from plateaux.deploy.onnx_backend import EXTRA, OnnxBackend
+from plateaux.deploy.predictor import Backend, Predictor
+from plateaux.deploy.pt2_backend import Pt2Backend
+from plateaux.deploy.samples import random_inputs, sample_inputs
+from plateaux.ensembles.answers import AnswerSettings
+from plateaux.evaluation.calibration import Calibration
+from plateaux.storage.backends import open_store
+from plateaux.storage.run import Run, RunLike, own_version
+from plateaux.storage.store import Store
+
+BATCH_SIZES = (1, 7, 64)
+GOLDEN_SAMPLES = 4
+TRACED_BATCH = 3  # torch.export treats batches of 0 and 1 as special
+MAX_BATCH = 1 << 20
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def export(
+    run: RunLike,
+    out: str | Path,
+    *,
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    trust: Sequence[str] = (),
+    ood_score: str = "max_probability",
+    alpha: float | None = None,
+    license: str = "",
+    pt2: bool = True,
+    golden: Literal["test", "random"] = "test",
+) -> Bundle:
+    """Write a run as a bundle that answers without the code of the model.
+
+    The graphs are run at batch sizes 1, 7, and 64 on test samples. If a probability differs from that of the members
+    by more than 1e-5, nothing is written.
+
+    Args:
+        run: A run, its folder, or its URL.
+        out: The folder or URL of the bundle; it must be empty.
+        data: The data that the run was trained on, if they were passed in Python.
+        model: The model, if it was passed in Python.
+        trust: Modules whose functions the recipe may call.
+        ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`.
+        alpha: Which of the fitted conformal sets to return. None: the first.
+        license: The license of the weights, such as "CC-BY-4.0"; it is only recorded.
+        pt2: Also write the graph as `model.pt2`, which torch loads.
+        golden: The inputs to store, which are computed again at load: four test samples, or random inputs if no
+            sample of the data may leave your hands. The graphs are compared on test samples in both cases.
+    """
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        optional_import(name, extra=EXTRA)
+    store = open_store(out)
+    if list_files(store):
+        raise RunError(f"{out} is not empty. Export to another folder, or delete it first")
+    opened = Run.open(run)
+    predictor = load_run_predictor(
+        opened, data=data, model=model, trust=trust, device="cpu", ood_score=ood_score, alpha=alpha
+    )
+    assert isinstance(predictor.backend, ModuleBackend)
+    settings, contract = predictor.backend.settings, predictor.contract
+    calibration = _calibration_record(opened, settings)
+    components = Components(data=data, model=model, trust=tuple(trust))
+    description, samples = sample_inputs(opened, contract, components, sum(BATCH_SIZES))
+    origin, stored = (description, samples) if golden == "test" else random_inputs(contract, GOLDEN_SAMPLES)
+    graph = AnswerGraph(predictor.backend.ensemble, settings, list(contract.inputs))
+    program = export_program(graph, samples)
+    names = list(contract.inputs), list(settings.outputs)
+    graphs: dict[str, bytes] = {ONNX: to_onnx(program, *names)}
+    backends: dict[str, Backend] = {ONNX: OnnxBackend(graphs[ONNX], *names, name="The exported graph")}
+    if pt2:
+        graphs[PT2] = to_pt2(program)
+        backends[PT2] = Pt2Backend(graphs[PT2], *names)
+    checks = tuple(
+        _check(file, backend, predictor.backend, samples, description, calibration)
+        for file, backend in backends.items()
+    )
+    manifest = Manifest(
+        contract=contract,
+        outputs=tuple(expected_outputs(contract.classes)[name] for name in settings.outputs),
+        members=tuple(opened.trained_members()),
+        ood_score=settings.ood_score,
+        calibration=calibration,
+        remark=predictor.remark,
+        golden=origin,
+        measured=measured_numbers(opened),
+        checks=checks,
+        license=license,
+        plateaux=own_version(),
+        files={},
+    )
+    for file, content in graphs.items():
+        store.put(file, content)
+    _write_weights(store, opened)
+    _write_golden(store, predictor, {name: values[:GOLDEN_SAMPLES] for name, values in stored.items()})
+    write_manifest(store, manifest)
+    bundle = Bundle.open(out)
+    for backend in backends.values():
+        check_golden(backend, bundle.read(GOLDEN), bundle.manifest, out)
+    return bundle
+
+
+def export_program(graph: AnswerGraph, samples: Arrays) -> torch.export.ExportedProgram:
+    """Return the graph as a program of torch with a dynamic batch size, without traces of this machine."""
+    # Shapes and dtypes matter, values do not: a program contains the inputs it was traced with.
+    inputs = tuple(torch.from_numpy(np.zeros_like(samples[name][:TRACED_BATCH])) for name in graph.names)
+    batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
+    try:
+        with torch.no_grad(), _no_warnings():
+            program = torch.export.export(graph, inputs, dynamic_shapes=(tuple({0: batch} for _ in inputs),))
+    except Exception as problem:  # a model may fail in any way
+        raise RunError(
+            f"torch.export cannot export the model with a variable batch size ({type(problem).__name__}: "
+            f"{first_line(problem)[:300]}). Its forward pass must not branch on values, nor fix the batch size"
+        ) from problem
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # file names of this machine
+    return program
+
+
+def to_onnx(program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+    """Return a program as an ONNX file without external data."""
+    try:
+        with _no_warnings():
+            converted = torch.onnx.export(
+                program, (), dynamo=True, external_data=False, verbose=False,
+                input_names=list(inputs), output_names=list(outputs),
+            )  # fmt: skip
+        assert converted is not None
+        proto = converted.model_proto
+        _remove_metadata(proto.graph)
+        content: bytes = proto.SerializeToString(deterministic=True)
+    except Exception as problem:
+        raise RunError(
+            f"The model cannot be converted to ONNX ({type(problem).__name__}: {first_line(problem)[:300]}). The usual "
+            "causes are an operator without a conversion, and more than 2 GB of weights"
+        ) from problem
+    return content
+
+
+def to_pt2(program: torch.export.ExportedProgram) -> bytes:
+    """Return a program as a `.pt2` file."""
+    file = io.BytesIO()
+    with _no_warnings():
+        torch.export.save(program, file)
+    return file.getvalue()
+
+
+def compare_backends(
+    expected: Backend, found: Backend, samples: Arrays, calibration: CalibrationRecord | None, what: str
+) -> Agreement:
+    """Return how far a backend is from another one on batches of 1, 7, and 64 samples."""
+    total, start = Agreement(), 0
+    for size in BATCH_SIZES:
+        batch = {name: values[start : start + size] for name, values in samples.items()}
+        start += size
+        try:
+            answers = found(batch)
+        except Exception as problem:
+            raise RunError(f"{what} fails at batch size {size} ({first_line(problem)[:300]})") from problem
+        total += compare_answers(expected(batch), answers, calibration, f"{what} at batch size {size}")
+    return total
+
+
+def _check(
+    file: str,
+    backend: Backend,
+    expected: Backend,
+    samples: Arrays,
+    description: str,
+    calibration: CalibrationRecord | None,
+) -> GraphCheck:
+    agreement = compare_backends(expected, backend, samples, calibration, f"The exported {file}")
+    return GraphCheck(file, description, BATCH_SIZES, agreement.max_difference, agreement.near_threshold)
+
+
+def _calibration_record(run: Run, settings: AnswerSettings) -> CalibrationRecord | None:
+    if settings.temperatures is None:
+        return None
+    calibration, sets = Calibration.read(run), settings.conformal
+    rule = None if sets is None else SetRule(
+        sets.kind, sets.alpha, sets.threshold if math.isfinite(sets.threshold) else None, sets.k_reg, sets.penalty,
+        sets.never_empty, sets.samples,
+    )  # fmt: skip
+    order, values = settings.temperatures.order, tuple(settings.temperatures.values)
+    return CalibrationRecord(
+        order, values, calibration.split, len(calibration.ids), rule, settings.max_error_probability
+    )
+
+
+def _write_weights(store: Store, run: Run) -> None:
+    for number in run.trained_members():
+        store.put_tensors(f"members/{number}.safetensors", run.weights(number), {"format": "pt"})
+    if shared := run.shared():
+        store.put_tensors(SHARED, shared, {"format": "pt"})
+
+
+def _write_golden(store: Store, predictor: Predictor, inputs: Arrays) -> None:
+    outputs = expected_outputs(predictor.contract.classes)
+    tensors: dict[str, Tensor] = {f"{INPUT}{name}": torch.from_numpy(values.copy()) for name, values in inputs.items()}
+    for name, values in predictor.backend(inputs).items():
+        tensors[f"{OUTPUT}{name}"] = torch.from_numpy(np.asarray(values).astype(outputs[name].dtype))
+    store.put_tensors(GOLDEN, tensors)
+
+
+def _remove_metadata(graph: Any) -> None:
+    """Remove names of modules and files of this machine, which conversions add to every node."""
+    graph.ClearField("doc_string")
+    graph.ClearField("metadata_props")
+    for part in (*graph.node, *graph.initializer, *graph.value_info, *graph.input, *graph.output):
+        part.ClearField("doc_string")
+        part.ClearField("metadata_props")
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+                _remove_metadata(inner)
+
+
+def _no_warnings() -> warnings.catch_warnings:
+    """Return a context without warnings: those of conversions are about code of torch and of the model."""
+    return warnings.catch_warnings(action="ignore")

@@ -1,0 +1,103 @@
+"""`load_predictor` for runs and bundles. A bundle with its ONNX graph is loaded without importing torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from plateaux.core.errors import RecipeError, RunError
+from plateaux.deploy.bundle import Bundle
+from plateaux.deploy.manifest import MANIFEST
+from plateaux.deploy.predictor import MAX_BATCH, Predictor
+from plateaux.storage.backends import open_store
+from plateaux.storage.run import Run, RunLike
+
+if TYPE_CHECKING:
+    from plateaux.config.components import Model
+    from plateaux.data.sources import DataSplits
+
+
+def load_predictor(
+    run: RunLike,
+    *,
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    trust: Sequence[str] = (),
+    device: str | None = None,
+    threads: int | None = None,
+    ood_score: str | None = None,
+    alpha: float | None = None,
+    backend: Literal["onnx", "pt2"] | None = None,
+    max_batch: int = MAX_BATCH,
+) -> Predictor:
+    """Return the ensemble of a run or of a bundle as a predictor that checks its inputs and applies the calibration.
+
+    Args:
+        run: A run, its folder, or its URL; or the folder or URL of a bundle that `export` wrote.
+        data: The data that the run was trained on, if they were passed in Python. Only needed for a model that
+            depends on more than their shape and classes.
+        model: The model, if it was passed in Python. A bundle needs none.
+        trust: Modules whose functions the recipe of a run may call. For `backend="pt2"`: `["model.pt2"]`, because
+            torch may execute code that such a file contains.
+        device: "cpu", "cuda", "cuda:1", ... None: the best available device. A bundle runs on the CPU.
+        threads: Number of CPU threads of a call. None: the setting of torch or of onnxruntime.
+        ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`. None: `max_probability`, or the one
+            that the bundle was exported with.
+        alpha: Which of the fitted conformal sets to return. None: the first, or that of the bundle.
+        backend: The graph of a bundle to use. None: ONNX.
+        max_batch: The largest number of inputs of one forward pass.
+    """
+    if threads is not None and threads < 1:
+        raise RecipeError(f"threads = {threads}: give a number of at least 1")
+    if not isinstance(run, Run) and _is_bundle(run):
+        if data is not None or model is not None:
+            raise RecipeError(f"{run} is a bundle, which contains its model. Leave out data and model")
+        if device not in (None, "cpu"):
+            raise RecipeError(f"device = {device!r}: the graph of a bundle runs on the CPU. Leave it out")
+        bundle = Bundle.open(run)
+        _check_settings(bundle, ood_score, alpha)
+        if backend == "pt2":
+            from plateaux.deploy.pt2_backend import load_pt2
+
+            return bundle.predictor(load_pt2(bundle, trust=trust, threads=threads), max_batch=max_batch)
+        return bundle.predictor(bundle.onnx_backend(threads=threads), max_batch=max_batch)
+    if backend is not None:
+        raise RecipeError(f"backend = {backend!r} chooses the graph of a bundle, but {run} is a run. Leave it out")
+    from plateaux.deploy.loading import load_run_predictor
+
+    return load_run_predictor(
+        run,
+        data=data,
+        model=model,
+        trust=trust,
+        device=device,
+        threads=threads,
+        ood_score=ood_score or "max_probability",
+        alpha=alpha,
+        max_batch=max_batch,
+    )
+
+
+def _is_bundle(root: RunLike) -> bool:
+    store = open_store(str(root))
+    is_run, is_bundle = store.has("run.json"), store.has(MANIFEST)
+    if not is_run and not is_bundle:
+        raise RunError(
+            f"{root} is neither a run nor a bundle: it has no run.json and no {MANIFEST}. `plateaux train` writes "
+            "runs, and `plateaux export` bundles"
+        )
+    return is_bundle and not is_run
+
+
+def _check_settings(bundle: Bundle, ood_score: str | None, alpha: float | None) -> None:
+    """Raise an error for settings that were fixed at export."""
+    manifest = bundle.manifest
+    if ood_score not in (None, manifest.ood_score):
+        raise RecipeError(
+            f"ood_score = {ood_score!r}: this bundle computes {manifest.ood_score!r}. Export it again with "
+            f"--ood-score {ood_score}"
+        )
+    sets = None if manifest.calibration is None else manifest.calibration.sets
+    if alpha is not None and (sets is None or sets.alpha != alpha):
+        has = "has no prediction sets" if sets is None else f"has the sets of alpha = {sets.alpha:g}"
+        raise RecipeError(f"alpha = {alpha}: this bundle {has}. Export it again with --alpha {alpha}")

@@ -1,0 +1,87 @@
+"""Answers computed by onnxruntime. A graph is data: nothing in it is executed as code. Importing this needs no torch.
+
+A graph may come from anyone. It is refused if it reads other files (external data), uses operators outside the standard
+(which may need a library of somebody else), or has other inputs and outputs than its manifest says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plateaux.core.errors import StorageError, first_line
+from plateaux.core.optional import optional_import
+from plateaux.deploy.predictor import Arrays
+
+EXTRA = "onnx"
+LOG_ERRORS = 3
+STANDARD = ("", "ai.onnx")
+
+
+class OnnxBackend:
+    """A graph as a session of onnxruntime on the CPU. Threads may share it."""
+
+    def __init__(
+        self,
+        content: bytes,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        threads: int | None = None,
+        name: object = "The graph",
+    ) -> None:
+        check_graph(content, name)
+        runtime = optional_import("onnxruntime", extra=EXTRA)
+        options = runtime.SessionOptions()
+        options.log_severity_level = LOG_ERRORS
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        # Otherwise a file that is valid in two formats would be checked as one and run as the other.
+        options.add_session_config_entry("session.load_model_format", "ONNX")
+        try:
+            self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        except Exception as problem:
+            raise StorageError(f"{name} is no graph that onnxruntime can run ({first_line(problem)[:200]})") from None
+        self.outputs = list(outputs)
+        found = {each.name for each in self.session.get_inputs()}, {each.name for each in self.session.get_outputs()}
+        if found != (set(inputs), set(outputs)):
+            raise StorageError(f"{name} has the inputs and outputs {found}, not those of its manifest")
+
+    def __call__(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+        feeds = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
+        return dict(zip(self.outputs, self.session.run(self.outputs, feeds), strict=True))
+
+
+def check_graph(content: bytes, name: object) -> None:
+    """Raise a `StorageError` for a graph that needs other files or operators outside the standard."""
+    onnx = optional_import("onnx", extra=EXTRA)
+    try:
+        model = onnx.load_model_from_string(content)
+    except Exception as problem:
+        raise StorageError(f"{name} is not an ONNX file ({first_line(problem)[:200]})") from None
+    if model.functions or model.training_info:
+        raise StorageError(f"{name} contains functions or training steps, which are not allowed in a bundle")
+    domains = {each.domain for each in model.opset_import}
+    for graph in _graphs(model.graph):
+        domains |= {node.domain for node in graph.node}
+        tensors = [*graph.initializer, *(each.values for each in graph.sparse_initializer)]
+        tensors += [each.indices for each in graph.sparse_initializer]
+        tensors += [tensor for node in graph.node for each in node.attribute for tensor in [each.t, *each.tensors]]
+        if any(tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data for tensor in tensors):
+            raise StorageError(f"{name} reads external data from another file, which is not allowed in a bundle")
+    if foreign := sorted(domains - set(STANDARD)):
+        raise StorageError(f"{name} uses operators of {foreign}; only standard operators of ONNX are allowed")
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    """Yield a graph and the graphs inside of its nodes."""
+    waiting = [graph]
+    while waiting:
+        yield (graph := waiting.pop())
+        for node in graph.node:
+            for attribute in node.attribute:
+                waiting += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]

@@ -1,0 +1,36 @@
+"""A calibrated run of two small networks, and its bundle, shared by the tests of this folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import plateaux
+
+RECIPE = {
+    "members": 2,
+    "data": {"name": "digits", "batch_size": 64, "validation_split": 300},
+    "model": {"name": "resnet8", "width": 4},
+    "optimizer": {"lr": 0.1, "momentum": 0.9},
+    "train": {"epochs": 2},
+    "executor": {"threads": 1},
+}
+
+
+@pytest.fixture(scope="session")
+def calibrated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("exported") / "run"
+    plateaux.train(plateaux.Recipe.from_dict(RECIPE), out)
+    plateaux.calibrate(out, fit=plateaux.CalibrationOptions(target_risk=0.1))
+    plateaux.evaluate(out, metrics=["accuracy", "nll"])
+    plateaux.evaluate_calibration(out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def exported(calibrated_run: Path) -> Path:
+    pytest.importorskip("onnxruntime")
+    out = calibrated_run.parent / "bundle"
+    plateaux.export(calibrated_run, out, license="CC0-1.0")
+    return out
