@@ -32,7 +32,7 @@ def serve(
     from plateaux.core.optional import optional_import
     from plateaux.serving.settings import ServeSettings
 
-    for library in ("starlette", "uvicorn", "prometheus_client"):
+    for library in ("starlette", "uvicorn"):  # prometheus_client is imported later: it reads the environment then
         optional_import(library, extra="serve")
     settings = ServeSettings(
         bundle=str(bundle),

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -52,11 +53,18 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
 )
 
 
+@dataclass(slots=True)
+class Lifecycle:
+    """Whether this worker is about to end, so that it reports that it is not ready for new requests."""
+
+    is_draining: bool = False
+
+
 class Service:
     """A loaded bundle with its batcher and metrics; one per worker process."""
 
-    def __init__(self, settings: ServeSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: ServeSettings, lifecycle: Lifecycle) -> None:
+        self.settings, self.lifecycle = settings, lifecycle
         self.bundle = Bundle.open(settings.bundle)
         backend = self.bundle.onnx_backend(threads=settings.threads)
         self.predictor: Predictor = self.bundle.predictor(backend, max_batch=settings.max_rows)
@@ -91,9 +99,9 @@ class Service:
         return hmac.compare_digest(sent.encode(), self.api_key.encode())
 
 
-def create_app(settings: ServeSettings) -> Starlette:
+def create_app(settings: ServeSettings, lifecycle: Lifecycle) -> Starlette:
     """Return the application of a worker process."""
-    service = Service(settings)
+    service = Service(settings, lifecycle)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -115,7 +123,7 @@ def create_app(settings: ServeSettings) -> Starlette:
             route("/predict", "predict", _predict, "POST"),
             route("/v2", "server", _server_metadata),
             route("/v2/health/live", "live", _live),
-            route("/v2/health/ready", "ready", _live),
+            route("/v2/health/ready", "ready", _ready),
             *(
                 made
                 for prefix in (models, f"{models}/versions/{{version}}")
@@ -199,6 +207,10 @@ async def _live(service: Service, request: Request) -> Response:
     return Response(status_code=200)
 
 
+async def _ready(service: Service, request: Request) -> Response:
+    return Response(status_code=503 if service.lifecycle.is_draining else 200)
+
+
 async def _metrics(service: Service, request: Request) -> Response:
     content, kind = service.metrics.render()
     return Response(content, media_type=kind)
@@ -229,7 +241,7 @@ async def _model_metadata(service: Service, request: Request) -> Response:
 
 async def _model_ready(service: Service, request: Request) -> Response:
     _check_model(service, request)
-    return Response(status_code=200)
+    return await _ready(service, request)
 
 
 async def _infer(service: Service, request: Request) -> Response:

@@ -24,12 +24,13 @@ import uvicorn
 
 from plateaux.core.errors import RecipeError
 from plateaux.distributed.subprocesses import protected_children
-from plateaux.serving.app import create_app
+from plateaux.serving.app import Lifecycle, create_app
 from plateaux.serving.metrics import FOLDER_VARIABLE, forget_worker
 from plateaux.serving.settings import ServeSettings
 
 BACKLOG = 1024
 DRAIN_S = 30  # for requests in flight after SIGTERM
+GRACE_S = 1.0  # after SIGTERM, in which requests that clients have sent are still read
 KEEP_ALIVE_S = 30  # of idle connections
 WATCH_S = 1.0  # between two looks at the workers
 FAILED_START = 3  # the exit code of a worker that cannot start
@@ -74,9 +75,9 @@ class BoundedListener:
 class BoundedServer(uvicorn.Server):
     """A server of uvicorn that accepts a bounded number of connections."""
 
-    def __init__(self, config: uvicorn.Config, max_connections: int) -> None:
+    def __init__(self, config: uvicorn.Config, max_connections: int, lifecycle: Lifecycle) -> None:
         super().__init__(config)
-        self.max_connections = max_connections
+        self.max_connections, self.lifecycle = max_connections, lifecycle
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
@@ -95,6 +96,12 @@ class BoundedServer(uvicorn.Server):
         self.servers = as_type("list[asyncio.base_events.Server]", listeners)  # has the methods that uvicorn calls
         self.started = True
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what has been sent: uvicorn closes connections whose request it has not read yet."""
+        self.lifecycle.is_draining = True
+        await asyncio.sleep(GRACE_S)
+        await super().shutdown(sockets)
+
 
 def serve(settings: ServeSettings, *, host: str = "127.0.0.1", port: int = 8000, workers: int = 1) -> None:
     """Serve a bundle until SIGTERM or Ctrl-C. Requests in flight are answered before the end."""
@@ -112,8 +119,9 @@ def serve(settings: ServeSettings, *, host: str = "127.0.0.1", port: int = 8000,
 
 def run_worker(settings: ServeSettings, listener: socket.socket) -> None:
     """Serve in this process until it is asked to stop."""
+    lifecycle = Lifecycle()
     config = uvicorn.Config(
-        partial(create_app, settings),
+        partial(create_app, settings, lifecycle),
         factory=True,
         backlog=BACKLOG,
         access_log=False,
@@ -125,7 +133,7 @@ def run_worker(settings: ServeSettings, listener: socket.socket) -> None:
         timeout_graceful_shutdown=DRAIN_S,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
-    BoundedServer(config, settings.max_connections).run(sockets=[listener])
+    BoundedServer(config, settings.max_connections, lifecycle).run(sockets=[listener])
 
 
 class Supervisor:
