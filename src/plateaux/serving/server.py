@@ -119,6 +119,8 @@ def serve(settings: ServeSettings, *, host: str = "127.0.0.1", port: int = 8000,
 
 def run_worker(settings: ServeSettings, listener: socket.socket) -> None:
     """Serve in this process until it is asked to stop."""
+    for each in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again after it has drained
+        signal.signal(each, _exit)
     lifecycle = Lifecycle()
     config = uvicorn.Config(
         partial(create_app, settings, lifecycle),
@@ -134,6 +136,10 @@ def run_worker(settings: ServeSettings, listener: socket.socket) -> None:
         timeout_keep_alive=KEEP_ALIVE_S,
     )
     BoundedServer(config, settings.max_connections, lifecycle).run(sockets=[listener])
+
+
+def _exit(*_: Any) -> None:
+    raise SystemExit(0)
 
 
 class Supervisor:
