@@ -16,7 +16,7 @@ BATCH_OPTIONS = ("--columns", "--processes", "--executor", "--address", "--threa
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="A run folder or its URL.")],
+    model: Annotated[Path, typer.Argument(help="A run folder, a bundle, or the URL of one.")],
     out: Annotated[
         Path,
         typer.Option("--out", "-o", help="A .csv, .jsonl, .parquet or .npz file; with inputs also a folder."),
@@ -39,7 +39,9 @@ def predict(
     executor: Annotated[Literal["ray"] | None, typer.Option(help="Predict on a Ray cluster.")] = None,
     address: Annotated[str | None, typer.Option(help="Address of the Ray cluster; by default a new one here.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a process.")] = None,
-    ood_score: Annotated[str, typer.Option(help="The OOD score to compute.")] = "max_probability",
+    ood_score: Annotated[
+        str | None, typer.Option(help="The OOD score to compute; by default max_probability, or that of the bundle.")
+    ] = None,
     alpha: Annotated[float | None, typer.Option(help="Which of the fitted conformal sets to write.")] = None,
     members: Members = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N samples of a split.")] = None,
@@ -54,7 +56,8 @@ def predict(
 
     In Python: `plateaux.predict_files("runs/demo", "photos/", "answers.csv")`
     """
-    shared: dict[str, Any] = {"trust": trust or (), "ood_score": ood_score, "alpha": alpha}
+    shared: dict[str, Any] = {"trust": trust or (), "alpha": alpha}
+    shared |= {"ood_score": ood_score} if ood_score else {}
     if not inputs:
         is_set = (columns, processes > 1, executor, address, threads)
         unused = [name for name, value in zip(BATCH_OPTIONS, is_set, strict=True) if value]

@@ -17,10 +17,11 @@ from plateaux.config.components import Model
 from plateaux.core.errors import DataError, PlateauxError, RecipeError
 from plateaux.core.progress import Progress, ProgressEvent, WorkDone, log_messages
 from plateaux.deploy.batch_parts import check_plan, finish, is_complete, write_part
+from plateaux.deploy.bundle import Bundle
 from plateaux.deploy.contract import InputContract
 from plateaux.deploy.input_files import InputReader, InputRef, list_inputs, split_parts
 from plateaux.deploy.inputs import PreparedInputs, concatenate_inputs, prepare
-from plateaux.deploy.loading import load_predictor
+from plateaux.deploy.load import is_bundle, load_predictor
 from plateaux.deploy.predictor import Predictor
 from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.distributed.process_pool import run_pool
@@ -44,7 +45,7 @@ class BatchJob:
     trust: tuple[str, ...] = ()
     device: str | None = None
     threads: int | None = None
-    ood_score: str = "max_probability"
+    ood_score: str | None = None
     alpha: float | None = None
 
 
@@ -108,7 +109,7 @@ def predict_files(
     trust: Sequence[str] = (),
     device: str | None = None,
     threads: int | None = None,
-    ood_score: str = "max_probability",
+    ood_score: str | None = None,
     alpha: float | None = None,
     progress: Progress = log_messages,
 ) -> BatchResult:
@@ -117,7 +118,7 @@ def predict_files(
     An input that cannot be read has a row with an error. A job that was stopped continues when it is called again.
 
     Args:
-        run: A run, its folder, or its URL.
+        run: A run, its folder, or its URL; or the folder or URL of a bundle.
         inputs: Image files, folders, patterns such as `photos/*.jpg`, .npy, .npz, .csv, .tsv, .parquet or .txt files,
             and URLs of any of these.
         out: A .csv, .jsonl, .parquet or .npz file, or a folder that keeps the parts as Parquet.
@@ -126,22 +127,23 @@ def predict_files(
         trust: Modules whose functions the recipe may call.
         device: "cpu", "cuda", "cuda:1", ... None: the best available device.
         threads: CPU threads of a process. None: torch's setting for one process, else 1.
-        ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`.
-        alpha: Which of the fitted conformal sets to return. None: the first.
+        ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`. None: `max_probability`, or that of
+            the bundle.
+        alpha: Which of the fitted conformal sets to return. None: the first, or that of the bundle.
         progress: Called with progress events.
     """
     out = Path(out)
     suffix = check_suffix(out) if out.suffix else FOLDER_SUFFIX
     if threads is None and (batch.processes > 1 or batch.executor is not None):
         threads = 1
-    opened = Run.open(run)
-    location, columns = str(opened.store.root), tuple(batch.columns)
+    location, columns = str(run), tuple(batch.columns)
+    contract, identity = _identify(location)
     job = BatchJob(location, suffix, columns, model, tuple(trust), device, threads, ood_score, alpha)
     paths = [inputs] if isinstance(inputs, str | Path) else inputs
-    refs = list_inputs([str(item) for item in paths], InputContract.from_run(opened), columns)
+    refs = list_inputs([str(item) for item in paths], contract, columns)
     parts = [BatchPart(number, some) for number, some in split_parts(refs, batch.part_size)]
     folder = out.with_name(f"{out.name}.parts") if out.suffix else out
-    check_plan(folder, _describe(opened, job, refs, batch.part_size))
+    check_plan(folder, _describe(identity, job, refs, batch.part_size))
     missing = [part for part in parts if not is_complete(folder, part.number, suffix)]
     reused = len(refs) - sum(len(part.refs) for part in missing)
     if missing:
@@ -238,15 +240,24 @@ def _counter(progress: Progress, done: int, total: int) -> Progress:
     return count
 
 
-def _describe(run: Run, job: BatchJob, refs: Sequence[InputRef], part_size: int) -> dict[str, Any]:
+def _identify(location: str) -> tuple[InputContract, dict[str, Any]]:
+    """Return the input contract of a run or a bundle, and what identifies its predictions."""
+    if is_bundle(location):
+        manifest = Bundle.open(location).manifest
+        return manifest.contract, {"files": {name: record.sha256 for name, record in manifest.files.items()}}
+    run = Run.open(location)
+    weights = [run.weights_hash(number) for number in run.trained_members()]
+    return InputContract.from_run(run), {"weights": weights, "calibration": run.info.calibration_digest}
+
+
+def _describe(identity: dict[str, Any], job: BatchJob, refs: Sequence[InputRef], part_size: int) -> dict[str, Any]:
     """Return what a resumed job must have in common with the interrupted one."""
     names = blake2b(digest_size=16)
     for ref in refs:
         names.update(f"{ref.name}\n".encode())
-    weights = [run.weights_hash(number) for number in run.trained_members()]
     return {
         "inputs": {"count": len(refs), "names": names.hexdigest()},
-        "model": {"weights": weights, "calibration": run.info.calibration_digest},
+        "model": identity,
         "settings": {
             "suffix": job.suffix,
             "part_size": part_size,

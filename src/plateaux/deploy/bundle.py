@@ -80,6 +80,13 @@ class Bundle:
             max_batch=max_batch,
         )
 
+    def golden_inputs(self) -> dict[str, NDArray[Any]]:
+        """Return the inputs that the bundle is checked with, as arrays of the graph."""
+        from safetensors.numpy import load
+
+        tensors = load(self.read(GOLDEN))
+        return {name.removeprefix(INPUT): values for name, values in tensors.items() if name.startswith(INPUT)}
+
     def onnx_backend(self, *, threads: int | None = None) -> OnnxBackend:
         """Return the ONNX graph."""
         inputs, outputs = list(self.manifest.contract.inputs), [each.name for each in self.manifest.outputs]

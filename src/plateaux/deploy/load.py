@@ -49,7 +49,7 @@ def load_predictor(
     """
     if threads is not None and threads < 1:
         raise RecipeError(f"threads = {threads}: give a number of at least 1")
-    if not isinstance(run, Run) and _is_bundle(run):
+    if not isinstance(run, Run) and is_bundle(run):
         if data is not None or model is not None:
             raise RecipeError(f"{run} is a bundle, which contains its model. Leave out data and model")
         if device not in (None, "cpu"):
@@ -78,15 +78,16 @@ def load_predictor(
     )
 
 
-def _is_bundle(root: RunLike) -> bool:
+def is_bundle(root: RunLike) -> bool:
+    """Return whether a folder or URL is a bundle; an error if it is neither a bundle nor a run."""
     store = open_store(str(root))
-    is_run, is_bundle = store.has("run.json"), store.has(MANIFEST)
-    if not is_run and not is_bundle:
+    has_run, has_manifest = store.has("run.json"), store.has(MANIFEST)
+    if not has_run and not has_manifest:
         raise RunError(
             f"{root} is neither a run nor a bundle: it has no run.json and no {MANIFEST}. `plateaux train` writes "
             "runs, and `plateaux export` bundles"
         )
-    return is_bundle and not is_run
+    return has_manifest and not has_run
 
 
 def _check_settings(bundle: Bundle, ood_score: str | None, alpha: float | None) -> None:

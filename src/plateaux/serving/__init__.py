@@ -1,0 +1,3 @@
+"""The HTTP service of a bundle: `plateaux serve`. Importing this package does not import torch.
+
+Predictors and bundles belong in `deploy`."""

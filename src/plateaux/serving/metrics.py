@@ -1,0 +1,86 @@
+"""Prometheus metrics of all workers of one service.
+
+Workers write their values to files in a folder that they share, and each of them can answer `/metrics` for all. The
+client library reads the name of the folder from the environment when it is imported, so it is imported late.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from plateaux.core.optional import optional_import
+from plateaux.evaluation.prediction_records import Predictions
+
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+WINDOW = 0.999  # weight that a row keeps in the moving mean with every further row
+
+
+class ServiceMetrics:
+    """Counters and histograms of a worker; all workers of a service report together."""
+
+    def __init__(self) -> None:
+        client = optional_import("prometheus_client", extra="serve")
+        self._client = client
+        self._is_shared = FOLDER_VARIABLE in os.environ
+        registry = client.CollectorRegistry()
+        self._registry = registry
+        self.requests = client.Counter(
+            "plateaux_requests", "Requests by endpoint and status", ["endpoint", "status"], registry=registry
+        )
+        self.latency = client.Histogram(
+            "plateaux_request_seconds", "Time to answer a request", ["endpoint"], buckets=SECONDS, registry=registry
+        )
+        self.queue = client.Gauge(
+            "plateaux_queue_rows", "Rows that wait or are computed", multiprocess_mode="livesum", registry=registry
+        )
+        self.batch = client.Histogram("plateaux_batch_rows", "Rows of a batch", buckets=ROWS, registry=registry)
+        self.compute = client.Histogram(
+            "plateaux_batch_seconds", "Time to compute a batch", buckets=SECONDS, registry=registry
+        )
+        self.rows = client.Counter("plateaux_predictions", "Predicted rows", registry=registry)
+        self.abstained = client.Counter("plateaux_abstained", "Rows with abstention", registry=registry)
+        self.ood_mean = client.Gauge(
+            "plateaux_ood_score_mean",
+            "Moving mean of the OOD score",
+            multiprocess_mode="livemostrecent",
+            registry=registry,
+        )
+        self.members = client.Counter("plateaux_members_queried", "Members that were queried", registry=registry)
+        self._mean: float | None = None
+
+    def observe_batch(self, rows: int, seconds: float) -> None:
+        """Record one computed batch."""
+        self.batch.observe(rows)
+        self.compute.observe(seconds)
+
+    def observe_predictions(self, found: Predictions) -> None:
+        """Record the answers of a request."""
+        self.rows.inc(len(found))
+        if found.abstain is not None:
+            self.abstained.inc(int(found.abstain.sum()))
+        members = getattr(found, "members_queried", None)
+        if members is not None:
+            self.members.inc(int(members.sum()))
+        kept = WINDOW ** len(found)
+        mean = float(found.ood_score.mean())
+        self._mean = mean if self._mean is None else kept * self._mean + (1 - kept) * mean
+        self.ood_mean.set(self._mean)
+
+    def render(self) -> tuple[bytes, str]:
+        """Return the metrics of all workers, and their content type."""
+        client, registry = self._client, self._registry
+        if self._is_shared:
+            registry = client.CollectorRegistry()
+            optional_import("prometheus_client.multiprocess", extra="serve").MultiProcessCollector(registry)
+        return client.generate_latest(registry), str(client.CONTENT_TYPE_LATEST)
+
+
+def forget_worker(pid: int) -> None:
+    """Remove the current values (gauges) of a worker that has ended; its counts remain."""
+    if FOLDER_VARIABLE in os.environ and Path(os.environ[FOLDER_VARIABLE]).is_dir():
+        module: Any = optional_import("prometheus_client.multiprocess", extra="serve")
+        module.mark_process_dead(pid)

@@ -1,0 +1,261 @@
+"""Open Inference Protocol v2: requests and responses of `/v2/models/{name}/infer`, as JSON or with binary tensors.
+
+A binary tensor follows the JSON of a body, whose length is in the header `Inference-Header-Content-Length`. The inputs
+of a model are its arrays by name. An image model also takes encoded image files as `image` (BYTES), and a text model
+takes its texts by name (BYTES).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plateaux.core.errors import DataError
+from plateaux.deploy.contract import InputContract
+from plateaux.deploy.inputs import PreparedInputs, prepare
+from plateaux.evaluation.prediction_records import Predictions
+from plateaux.serving.pixels import check_pixels
+from plateaux.serving.settings import ServeSettings
+
+HEADER_LENGTH = "inference-header-content-length"
+IMAGE = "image"  # the name of the input that takes encoded image files
+DTYPES = {
+    "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64,
+    "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64,
+    "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
+}  # fmt: skip
+MAX_DIMS = 8
+OUTPUT_DTYPES = {
+    "label": "INT64", "label_name": "BYTES", "probability": "FP32", "probabilities": "FP32", "entropy": "FP32",
+    "mutual_information": "FP32", "ood_score": "FP32", "prediction_set": "BOOL", "abstain": "BOOL",
+}  # fmt: skip
+BY_CLASS = ("probabilities", "prediction_set")  # outputs with one value per class
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """A parsed request."""
+
+    inputs: PreparedInputs
+    request_id: str | None
+    outputs: tuple[str, ...]  # names in the order of the response
+    binary: frozenset[str]  # outputs that are returned as binary tensors
+
+
+def model_metadata(name: str, contract: InputContract, outputs: Sequence[str]) -> dict[str, Any]:
+    """Return the description of the model that clients read."""
+    inputs = [
+        {"name": key, "datatype": _input_dtype(summary.dtype), "shape": [-1, *summary.shape]}
+        for key, summary in contract.inputs.items()
+    ]
+    if contract.is_image:
+        inputs.append({"name": IMAGE, "datatype": "BYTES", "shape": [-1]})
+    if contract.preprocessing.tokenizer is not None:
+        inputs += [{"name": n, "datatype": "BYTES", "shape": [-1]} for n in contract.preprocessing.tokenizer.texts]
+    shown = [
+        {"name": key, "datatype": OUTPUT_DTYPES[key], "shape": [-1, contract.classes] if key in BY_CLASS else [-1]}
+        for key in outputs
+    ]
+    return {"name": name, "versions": ["1"], "platform": "plateaux_onnx", "inputs": inputs, "outputs": shown}
+
+
+def _input_dtype(dtype: str) -> str:
+    return "INT64" if dtype.startswith("int") else "FP32"
+
+
+def parse_request(
+    body: bytes, header_length: int | None, contract: InputContract, allowed: Sequence[str], settings: ServeSettings
+) -> InferRequest:
+    """Parse a body. Every mistake is a DataError with one sentence."""
+    if header_length is not None and not 0 <= header_length <= len(body):
+        raise DataError(f"The length of the JSON part is {header_length}. Expected: at most {len(body)}, all bytes")
+    tree = parse_json_object(body if header_length is None else body[:header_length])
+    rest = memoryview(b"" if header_length is None else body[header_length:])
+    listed = tree.get("inputs")
+    if not isinstance(listed, list) or not listed or not all(isinstance(item, dict) for item in listed):
+        raise DataError("The request has no inputs. Expected: a list of objects with name, shape, datatype and data")
+    tensors: dict[str, NDArray[Any] | list[bytes]] = {}
+    for item in listed:
+        name = item.get("name")
+        if not isinstance(name, str) or name in tensors:
+            raise DataError("An input has no name, or a name that occurs twice")
+        tensors[name], rest = _read_tensor(item, rest, settings.max_rows)
+    if rest:
+        raise DataError(f"{len(rest)} bytes follow the last tensor")
+    inputs = _prepare(tensors, contract, settings.max_pixels)
+    max_rows = settings.max_rows
+    if len(inputs) > max_rows:
+        raise DataError(f"The request has {len(inputs)} rows. Expected: at most {max_rows}")
+    outputs, binary = _read_outputs(tree, allowed)
+    request_id = tree.get("id")
+    return InferRequest(inputs, request_id if isinstance(request_id, str) else None, outputs, binary)
+
+
+def parse_json_object(content: bytes) -> dict[str, Any]:
+    """Return a JSON object from a body."""
+    try:
+        tree = json.loads(content)
+    except (ValueError, RecursionError):
+        raise DataError("The body is not valid JSON") from None
+    if not isinstance(tree, dict):
+        raise DataError("The body is not a JSON object")
+    return tree
+
+
+def _read_tensor(
+    item: Mapping[str, Any], rest: memoryview, max_rows: int
+) -> tuple[NDArray[Any] | list[bytes], memoryview]:
+    """Return a tensor, and the bytes that follow it."""
+    name, shape, datatype = item["name"], item.get("shape"), item.get("datatype")
+    if not isinstance(shape, list) or not 1 <= len(shape) <= MAX_DIMS or not all(type(n) is int for n in shape):
+        raise DataError(f"The shape of {name[:100]!r} is not a list of 1 to {MAX_DIMS} integers")
+    if min(shape) < 0 or shape[0] > max_rows:
+        raise DataError(f"The shape of {name[:100]!r} is {shape}. Expected: at most {max_rows} rows")
+    parameters = item.get("parameters")
+    size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
+    if size is not None:
+        if type(size) is not int or not 0 <= size <= len(rest):
+            raise DataError(
+                f"The binary data of {name[:100]!r} have {size} bytes, but {len(rest)} follow the JSON part"
+            )
+        content, rest = rest[:size], rest[size:]
+        return _from_bytes(name, content, shape, datatype), rest
+    return _from_json(name, item.get("data"), shape, datatype), rest
+
+
+def _from_bytes(name: str, content: memoryview, shape: list[int], datatype: Any) -> NDArray[Any] | list[bytes]:
+    if datatype == "BYTES":
+        return _split_bytes(name, content, shape)
+    if datatype not in DTYPES:
+        raise DataError(
+            f"The datatype of {name[:100]!r} is {str(datatype)[:40]!r}. Expected: BYTES, {', '.join(DTYPES)}"
+        )
+    values = np.frombuffer(content, dtype=np.uint8)
+    expected = int(np.prod(shape, dtype=object)) * np.dtype(DTYPES[datatype]).itemsize
+    if len(values) != expected:
+        raise DataError(f"The binary data of {name[:100]!r} have {len(values)} bytes. Expected: {expected} for {shape}")
+    return values.view(DTYPES[datatype]).reshape(shape)
+
+
+def _split_bytes(name: str, content: memoryview, shape: list[int]) -> list[bytes]:
+    """Return the elements of a BYTES tensor; each follows its length in four bytes."""
+    items, position = list[bytes](), 0
+    while position < len(content):
+        if position + 4 > len(content):
+            raise DataError(f"The binary data of {name[:100]!r} end within the length of an element")
+        (length,) = struct.unpack_from("<I", content, position)
+        position += 4
+        if position + length > len(content):
+            raise DataError(f"The binary data of {name[:100]!r} end within an element")
+        items.append(bytes(content[position : position + length]))
+        position += length
+    _check_count(name, items, shape)
+    return items
+
+
+def _check_count(name: str, items: Sequence[Any], shape: list[int]) -> None:
+    if len(items) != int(np.prod(shape, dtype=object)):
+        raise DataError(f"{name[:100]!r} has {len(items)} elements, which do not form the shape {shape}")
+
+
+def _from_json(name: str, data: Any, shape: list[int], datatype: Any) -> NDArray[Any] | list[bytes]:
+    if not isinstance(data, list):
+        raise DataError(f"{name[:100]!r} has no data. Expected: a list, or binary data")
+    if datatype == "BYTES":
+        texts = [text for row in data for text in (row if isinstance(row, list) else [row])]
+        if not all(isinstance(text, str) for text in texts):
+            raise DataError(f"{name[:100]!r} is BYTES. Expected: text")
+        _check_count(name, texts, shape)
+        return [text.encode() for text in texts]
+    if datatype not in DTYPES:
+        raise DataError(
+            f"The datatype of {name[:100]!r} is {str(datatype)[:40]!r}. Expected: BYTES, {', '.join(DTYPES)}"
+        )
+    try:
+        values: NDArray[Any] = np.array(data, dtype=DTYPES[datatype]).reshape(shape)
+    except (ValueError, TypeError, OverflowError):
+        raise DataError(f"The data of {name[:100]!r} are not {datatype} of shape {shape}") from None
+    return values
+
+
+def _prepare(
+    tensors: Mapping[str, NDArray[Any] | list[bytes]], contract: InputContract, max_pixels: int
+) -> PreparedInputs:
+    if set(tensors) == {IMAGE} and contract.is_image and IMAGE not in contract.inputs:
+        images = tensors[IMAGE]
+        if not isinstance(images, list):
+            raise DataError(f"The input {IMAGE!r} takes encoded image files (BYTES)")
+        check_pixels(images, max_pixels)
+        return prepare(images, contract)
+    named: dict[str, Any] = {}
+    for name, values in tensors.items():
+        try:
+            named[name] = [text.decode() for text in values] if isinstance(values, list) else values
+        except UnicodeDecodeError:
+            raise DataError(f"A text of {name[:100]!r} is not UTF-8") from None
+    tokenizer = contract.preprocessing.tokenizer
+    is_text = tokenizer is not None and set(named) == set(tokenizer.texts)
+    if not is_text and any(isinstance(values, list) for values in named.values()):
+        raise DataError(f"An input is BYTES. Expected: {contract.describe()}")
+    return prepare(named, contract)
+
+
+def _read_outputs(tree: Mapping[str, Any], allowed: Sequence[str]) -> tuple[tuple[str, ...], frozenset[str]]:
+    parameters = tree.get("parameters")
+    everything = isinstance(parameters, dict) and parameters.get("binary_data_output") is True
+    listed = tree.get("outputs")
+    if listed is None:
+        return tuple(allowed), frozenset(allowed if everything else ())
+    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+        raise DataError("The outputs are not a list of objects with a name")
+    names = [item.get("name") for item in listed]
+    unknown = [name for name in names if name not in allowed]
+    if unknown or len(set(names)) < len(names):
+        raise DataError(f"The outputs are {str(names)[:200]}. Expected: distinct names of {', '.join(allowed)}")
+    binary = set()
+    for item in listed:
+        chosen = item.get("parameters")
+        is_binary = chosen.get("binary_data", everything) if isinstance(chosen, dict) else everything
+        if is_binary is True:
+            binary.add(item["name"])
+    return tuple(str(name) for name in names), frozenset(binary)
+
+
+def output_names(predictions_outputs: Sequence[str]) -> tuple[str, ...]:
+    """Return the outputs of a model in the order of its metadata: those that are calibrated, and label names."""
+    return tuple(name for name in OUTPUT_DTYPES if name == "label_name" or name in predictions_outputs)
+
+
+def encode_response(found: Predictions, request: InferRequest, name: str, request_id: str) -> tuple[bytes, int | None]:
+    """Return a body, and the length of its JSON part if tensors follow it."""
+    arrays = found.to_arrays()
+    outputs, blobs = [], []
+    for key in request.outputs:
+        datatype = OUTPUT_DTYPES[key]
+        if key == "label_name":
+            texts = [text.encode() for text in found.label_name]
+            shape, blob = [len(texts)], b"".join(struct.pack("<I", len(text)) + text for text in texts)
+            data: Any = found.label_name
+        else:
+            values: NDArray[Any] = np.ascontiguousarray(arrays[key].astype(DTYPES[datatype]))
+            shape, blob, data = list(values.shape), b"", None
+            if key in request.binary:
+                blob = values.tobytes()
+            else:
+                data = values.ravel().tolist()
+        item: dict[str, Any] = {"name": key, "datatype": datatype, "shape": shape}
+        if key in request.binary:
+            item["parameters"] = {"binary_data_size": len(blob)}
+            blobs.append(blob)
+        else:
+            item["data"] = data
+        outputs.append(item)
+    tree = {"model_name": name, "model_version": "1", "id": request.request_id or request_id, "outputs": outputs}
+    header = json.dumps(tree).encode()
+    return header + b"".join(blobs), len(header) if request.binary else None

@@ -1,0 +1,201 @@
+"""Run the service: one or several worker processes on one port, with a bounded number of connections each.
+
+Under overload a worker stops accepting connections: they wait in the listen backlog of the socket, where they cost
+nothing, instead of being refused one by one in the event loop, which would starve the requests it has accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import wait
+from typing import Any
+from typing import cast as as_type
+
+import uvicorn
+
+from plateaux.core.errors import RecipeError
+from plateaux.distributed.subprocesses import protected_children
+from plateaux.serving.app import Lifecycle, create_app
+from plateaux.serving.metrics import FOLDER_VARIABLE, forget_worker
+from plateaux.serving.settings import ServeSettings
+
+BACKLOG = 1024
+DRAIN_S = 30  # for requests in flight after SIGTERM
+GRACE_S = 1.0  # after SIGTERM, in which requests that clients have sent are still read
+KEEP_ALIVE_S = 30  # of idle connections
+WATCH_S = 1.0  # between two looks at the workers
+FAILED_START = 3  # the exit code of a worker that cannot start
+MAX_FAILED_STARTS = 5
+POLL_S = 0.005  # between two looks at the number of connections while none is accepted
+logger = logging.getLogger(__name__)
+
+
+class BoundedListener:
+    """Accepts connections from a socket while fewer than a limit are open."""
+
+    def __init__(
+        self, listener: socket.socket, connect: Callable[[], Any], count: Callable[[], int], limit: int
+    ) -> None:
+        self._socket, self._connect, self._count, self._limit = listener, connect, count, limit
+        self._task = asyncio.get_running_loop().create_task(self._accept())
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._socket.setblocking(False)
+        while True:
+            while self._count() >= self._limit:
+                await asyncio.sleep(POLL_S)
+            try:
+                connection, _ = await loop.sock_accept(self._socket)
+            except OSError as error:  # the client has gone, or too many files are open
+                logger.debug("accept: %s", error)
+                await asyncio.sleep(POLL_S)
+                continue
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.connect_accepted_socket(self._connect, connection)
+
+    def close(self) -> None:
+        """Stop accepting connections."""
+        self._task.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+class BoundedServer(uvicorn.Server):
+    """A server of uvicorn that accepts a bounded number of connections."""
+
+    def __init__(self, config: uvicorn.Config, max_connections: int, lifecycle: Lifecycle) -> None:
+        super().__init__(config)
+        self.max_connections, self.lifecycle = max_connections, lifecycle
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(FAILED_START)
+        state, config = self.server_state, self.config
+        protocol: Any = config.http_protocol_class
+
+        def connect() -> Any:
+            return protocol(config=config, server_state=state, app_state=self.lifespan.state)
+
+        listeners = [
+            BoundedListener(each, connect, lambda: len(state.connections), self.max_connections)
+            for each in sockets or []
+        ]
+        self.servers = as_type("list[asyncio.base_events.Server]", listeners)  # has the methods that uvicorn calls
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what has been sent: uvicorn closes connections whose request it has not read yet."""
+        self.lifecycle.is_draining = True
+        await asyncio.sleep(GRACE_S)
+        await super().shutdown(sockets)
+
+
+def serve(settings: ServeSettings, *, host: str = "127.0.0.1", port: int = 8000, workers: int = 1) -> None:
+    """Serve a bundle until SIGTERM or Ctrl-C. Requests in flight are answered before the end."""
+    if workers < 1:
+        raise RecipeError(f"workers = {workers}: give a number of at least 1")
+    listener = _bind(host, port)
+    with tempfile.TemporaryDirectory(prefix="plateaux-metrics-") as folder:
+        os.environ[FOLDER_VARIABLE] = folder
+        logger.info("serving %s on http://%s:%d", settings.bundle, host, listener.getsockname()[1])
+        if workers == 1:
+            run_worker(settings, listener)
+        else:
+            Supervisor(settings, listener, workers).run()
+
+
+def run_worker(settings: ServeSettings, listener: socket.socket) -> None:
+    """Serve in this process until it is asked to stop."""
+    for each in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again after it has drained
+        signal.signal(each, _exit)
+    lifecycle = Lifecycle()
+    config = uvicorn.Config(
+        partial(create_app, settings, lifecycle),
+        factory=True,
+        backlog=BACKLOG,
+        access_log=False,
+        server_header=False,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        timeout_graceful_shutdown=DRAIN_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
+    BoundedServer(config, settings.max_connections, lifecycle).run(sockets=[listener])
+
+
+def _exit(*_: Any) -> None:
+    raise SystemExit(0)
+
+
+class Supervisor:
+    """Keeps a number of worker processes running: one that ends is replaced."""
+
+    def __init__(self, settings: ServeSettings, listener: socket.socket, workers: int) -> None:
+        self._settings, self._listener, self._count = settings, listener, workers
+        self._workers: list[Any] = []
+        self._is_stopping = False
+
+    def run(self) -> None:
+        """Run until SIGTERM or Ctrl-C."""
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, self._stop)
+        failures = 0
+        while not self._is_stopping:
+            while len(self._workers) < self._count and not self._is_stopping:
+                self._workers.append(self._start())
+            wait([worker.sentinel for worker in self._workers], timeout=WATCH_S)
+            ended = [worker for worker in self._workers if not worker.is_alive()]
+            for worker in ended:
+                self._workers.remove(worker)
+                forget_worker(worker.pid)
+                if not self._is_stopping:
+                    logger.warning("worker %d ended with exit code %s; a new one starts", worker.pid, worker.exitcode)
+            failures = failures + 1 if any(worker.exitcode == FAILED_START for worker in ended) else 0
+            if failures >= MAX_FAILED_STARTS:
+                self._stop()
+                raise RecipeError("The workers do not start; see the messages above")
+        for worker in self._workers:
+            worker.join(DRAIN_S + 5)
+            if worker.is_alive():
+                worker.kill()
+
+    def _start(self) -> Any:
+        context = multiprocessing.get_context("spawn")
+        worker = context.Process(target=run_worker, args=(self._settings, self._listener))
+        with protected_children():
+            worker.start()
+        return worker
+
+    def _stop(self, *_: Any) -> None:
+        self._is_stopping = True
+        for worker in self._workers:
+            if worker.is_alive():
+                worker.terminate()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        raise RecipeError(f"{host}:{port} cannot be used ({error.strerror}); choose another --port or --host") from None
+    listener.listen(BACKLOG)
+    listener.set_inheritable(True)
+    return listener

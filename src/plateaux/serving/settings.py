@@ -1,0 +1,53 @@
+"""Settings of the service: plain values that are passed to worker processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plateaux.core.errors import RecipeError
+
+API_KEY_VARIABLE = "PLATEAUX_API_KEY"  # not an option: the options of a process are visible to all users
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """What a worker process serves, and its limits.
+
+    Args:
+        bundle: Folder of the bundle.
+        name: Name of the model in URLs.
+        threads: Threads of onnxruntime in each worker.
+        max_batch: Largest number of rows of one call. None: the fastest, measured at the start.
+        max_queue: Rows that wait or are computed; more are refused with 429.
+        max_connections: Open connections; more wait in the listen backlog of the socket.
+        max_rows: Rows of one request.
+        max_bytes: Bytes of the body of a request.
+        max_pixels: Pixels of an image.
+        deadline_s: Seconds after which a request that still waits is refused with 504.
+        log_requests: Log one JSON line per request.
+    """
+
+    bundle: str
+    name: str = "model"
+    threads: int = 1
+    max_batch: int | None = None
+    max_queue: int = 256
+    max_connections: int = 64
+    max_rows: int = 128
+    max_bytes: int = 32 << 20
+    max_pixels: int = 25_000_000
+    deadline_s: float = 10.0
+    log_requests: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "max_queue", "max_connections", "max_rows", "max_bytes", "max_pixels"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"{name} = {getattr(self, name)}: give a number of at least 1")
+        if self.max_batch is not None and self.max_batch < 1:
+            raise RecipeError(f"max_batch = {self.max_batch}: give a number of at least 1")
+        if not self.deadline_s > 0:
+            raise RecipeError(f"deadline_s = {self.deadline_s}: give a number of seconds above 0")
+        if not self.name or not all(letter.isalnum() or letter in "-_." for letter in self.name):
+            raise RecipeError(
+                f"name = {self.name!r}: use letters, digits, '-', '_' and '.', because it is part of URLs"
+            )

@@ -1,0 +1,91 @@
+"""A bundle of three small networks, and a real server for it in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import plateaux
+
+RECIPE = {
+    "members": 3,
+    "data": {"name": "digits", "batch_size": 64, "validation_split": 300},
+    "model": {"name": "resnet8", "width": 4},
+    "optimizer": {"lr": 0.1, "momentum": 0.9},
+    "train": {"epochs": 2},
+    "executor": {"threads": 1},
+}
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("serving")
+    plateaux.train(plateaux.Recipe.from_dict(RECIPE), folder / "run")
+    plateaux.calibrate(folder / "run", fit=plateaux.CalibrationOptions(target_risk=0.2))
+    plateaux.export(folder / "run", folder / "digits", pt2=False)
+    return folder / "digits"
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server process and its address."""
+
+    process: subprocess.Popen[str]
+    url: str
+    log: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+
+@contextmanager
+def running(bundle: Path, folder: Path, *options: object, **environment: str) -> Iterator[RunningServer]:
+    """Start `plateaux serve` on a free port, and stop it at the end."""
+    log = folder / f"serve-{time.monotonic_ns()}.log"
+    command = [sys.executable, "-m", "plateaux", "serve", str(bundle), "--port", "0", *map(str, options)]
+    env = {**os.environ, "PYTHONPATH": str(Path(plateaux.__file__).parents[1]), "OMP_NUM_THREADS": "1", **environment}
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, text=True, env=env, start_new_session=True)
+    try:
+        yield RunningServer(process, _wait_until_ready(process, log), log)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait_until_ready(process: subprocess.Popen[str], log: Path) -> str:
+    for _ in range(1200):
+        assert process.poll() is None, log.read_text()
+        found = re.search(r"on (http://[^\s]+)", log.read_text())
+        if found:
+            try:
+                with urllib.request.urlopen(f"{found[1]}/v2/health/ready", timeout=60) as response:
+                    assert response.status == 200
+                return found[1]
+            except OSError:
+                pass
+        time.sleep(0.05)
+    raise AssertionError(log.read_text())
+
+
+@pytest.fixture(scope="session")
+def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running(bundle, tmp_path_factory.mktemp("log"), "--log-requests") as made:
+        yield made
