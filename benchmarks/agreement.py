@@ -2,7 +2,7 @@
 
 | part | ensemble | samples |
 |---|---|---|
-| resnets | published ResNets of depth 20, 32, 44, and 56, and a fifth that was trained briefly | 2,000 CIFAR-10 images |
+| resnets | published ResNets of depth 20, 32, 44, 56, and a fifth that was trained briefly | 2,000 CIFAR-10 images |
 | vit | three ViT-tiny of timm at 32 x 32 pixels, trained briefly | 2,000 CIFAR-10 images |
 | heads | 200 linear heads over one published resnet20 | 2,000 CIFAR-10 images |
 | mrpc | two LoRA adapters over MiniLM | MRPC's 1,725 test pairs |
