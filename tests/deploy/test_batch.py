@@ -29,7 +29,7 @@ from plateaux.deploy.batch import BatchOptions, predict_files
 from plateaux.deploy.contract import InputContract
 from plateaux.deploy.input_files import InputReader, list_inputs
 from plateaux.deploy.inputs import prepare
-from plateaux.deploy.loading import load_predictor
+from plateaux.deploy.load import load_predictor
 from tests.cli.test_main import call
 
 RECIPE = {

@@ -15,7 +15,8 @@ from torch import nn
 import plateaux
 from plateaux.core.errors import RecipeError
 from plateaux.core.registry import dataset
-from plateaux.deploy.loading import ModuleBackend, load_predictor, query_stages
+from plateaux.deploy.load import load_predictor
+from plateaux.deploy.loading import ModuleBackend, query_stages
 from plateaux.ensembles.cascade import Cascade, CascadeOptions
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate
