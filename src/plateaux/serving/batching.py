@@ -29,7 +29,7 @@ WORTH = 0.95  # a smaller batch with this fraction of the best speed is preferre
 
 
 class QueueFullError(PlateauxError):
-    """So many rows wait that a new request would not be answered in time."""
+    """The queue has no room for the rows of a new request."""
 
     def __init__(self, retry_after_s: float) -> None:
         super().__init__("The queue is full. Retry later, or send fewer requests at once")
