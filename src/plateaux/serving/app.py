@@ -37,6 +37,7 @@ from plateaux.serving.settings import API_KEY_VARIABLE, ServeSettings
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 OPEN_ENDPOINTS = ("live", "ready", "page")  # without the API key
 access_log = logging.getLogger("plateaux.serving.access")
+logger = logging.getLogger(__name__)
 
 Endpoint = Callable[["Service", Request], Awaitable[Response]]
 
@@ -75,6 +76,7 @@ class Service:
         if size is None:
             size, self.speeds = measure_batch_size(backend, self.bundle.golden_inputs())
         self.max_batch = size
+        logger.info("ready: batches of %d, the fastest of %s", size, ", ".join(map(str, self.speeds)) or "one")
         self.batcher: Batcher | None = None
 
     def start(self) -> None:
@@ -178,7 +180,7 @@ async def _answer(service: Service, request: Request, endpoint: Endpoint) -> Res
             response.headers["connection"] = "close"  # the rest of the body is not read
         return response
     except Exception as error:  # no traceback may reach a client
-        logging.getLogger(__name__).error("%s: %s: %s", request.state.request_id, type(error).__name__, error)
+        logger.error("%s: %s: %s", request.state.request_id, type(error).__name__, error)
         return _error(500, f"Internal error. The log has the details for the request {request.state.request_id}")
 
 
