@@ -344,8 +344,8 @@ def _cascade_options(
     max_harm: float | None, confidence: float | None, stages: str | None, *, unlabeled: bool, cascade: bool
 ) -> "plateaux.CascadeOptions | None":
     """Return the options of the cascade; None: no cascade."""
-    given = {"--max-harm": max_harm, "--confidence": confidence, "--stages": stages, "--unlabeled": unlabeled or None}
-    used = [flag for flag, value in given.items() if value is not None]
+    values = {"--max-harm": max_harm, "--confidence": confidence, "--stages": stages, "--unlabeled": unlabeled or None}
+    used = [flag for flag, value in values.items() if value is not None]
     if not cascade:
         if used:
             raise RecipeError(f"{', '.join(used)} belong to a cascade; add --cascade, or leave them out")
