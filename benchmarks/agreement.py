@@ -35,7 +35,7 @@ RISKS = {
     "resnets": 0.02,
     "vit": 0.6,
     "heads": 0.05,
-    "mrpc": 0.25,
+    "mrpc": 0.35,
     "digits": 0.3,
 }  # so that some answers are abstentions
 IMAGES = 2000

@@ -104,7 +104,8 @@ def commands(out: Path) -> list[list[str]]:
         ["evaluate", "{run}", "--calibrated", "--exclude-calibration-ids"], ["predict", "{run}", "-o", f"{out}/p.csv"],
         ["calibrate", "{run}"], ["landscape", "{run}", "--probes", "average_l2(samples=8)"],
         ["landscape", "{run}", "--probes", "toy_probes:loss"], ["soup", "{run}", "-o", f"{out}/soup"],
-        ["export", "{run}", "-o", f"{out}/bundle"], ["select", "{run}", "-o", f"{out}/select.json"], ["report", "{run}", "-o", f"{out}/r.html"],
+        ["export", "{run}", "-o", f"{out}/bundle"],
+        ["select", "{run}", "-o", f"{out}/select.json"], ["report", "{run}", "-o", f"{out}/r.html"],
     ]  # fmt: skip
     lines = [[word.format(run=run) for word in words] for words in runs for run in (f"{out}/run", f"{out}/evil-run")]
     lines += [["train", "recipe.toml", "--out", f"{out}/new"], ["train", "evil.toml", "--out", f"{out}/evil"]]
