@@ -35,7 +35,7 @@ RISKS = {
     "resnets": 0.02,
     "vit": 0.6,
     "heads": 0.05,
-    "mrpc": 0.25,
+    "mrpc": 0.35,
     "digits": 0.3,
 }  # so that some answers are abstentions
 IMAGES = 2000
@@ -64,17 +64,18 @@ def vit(folder: Path) -> plateaux.Run:
 
 
 def heads(folder: Path) -> plateaux.Run:
-    file = Path(os.environ.get("PLATEAUX_DATA", "data")) / WEIGHTS
     model = {
-        "name": "resnet20", "weights": f"{file.resolve()}:resnet20.", "strict": False, "backbone": "features",
-        "head": "linear", "cache_features": True,
+        "name": "resnet20", "weights": WEIGHTS, "weights_prefix": "resnet20.", "strict": False,
+        "backbone": "features", "head": "linear", "cache_features": True,
     }  # fmt: skip
     run = {"feature_cache": str(folder / "features")}
     return train(folder, "run", members=200, data={**CIFAR, "test_limit": IMAGES}, model=model, run=run)
 
 
 def mrpc(folder: Path) -> plateaux.Run:
-    recipe = plateaux.Recipe.load("mrpc_lora", ["members=2", "train.epochs=1", 'method={name="deep_ensemble"}'])
+    recipe = plateaux.Recipe.load(
+        "mrpc_lora", ["members=2", "train.epochs=1", "data.limit=1000", 'method={name="deep_ensemble"}']
+    )
     return plateaux.train(recipe, folder / "run")
 
 

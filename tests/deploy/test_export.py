@@ -149,7 +149,9 @@ CLOSE = [
 ]
 FAR: list[Any] = [
     ([0.7, 0.2, 0.1], {}, [0.69, 0.21, 0.1], {}, "differs from the expected probability by 0.01"),
+    ([0.7, 0.2, 0.1], {}, [0.70002, 0.2, 0.09998], {}, "differs from the expected probability by 2e-05"),
     ([0.7, 0.2, 0.1], {}, [0.7, 0.2, np.nan], {}, "by nan"),
+    ([0.50002, 0.3, 0.19998], {"abstain": np.array([False])}, [0.50002, 0.3, 0.19998], ABSTAIN, "expected abstain"),
     ([0.7, 0.2, 0.1], {}, [0.7, 0.2, 0.1], {"label": np.array([1])}, "expected label of sample 0"),
     ([0.7, 0.2, 0.1], {"abstain": np.array([False])}, [0.7, 0.2, 0.1], ABSTAIN, "expected abstain"),
     ([0.7, 0.2, 0.1], {"prediction_set": ~SET["prediction_set"]}, [0.7, 0.2, 0.1], SET, "expected prediction_set"),

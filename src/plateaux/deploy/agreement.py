@@ -18,7 +18,7 @@ from plateaux.deploy.manifest import CalibrationRecord, SetRule
 TOLERANCE = 1e-5  # of probabilities
 SCORE_TOLERANCE = 1e-4  # of entropy, mutual information, and OOD score, relative to their size above 1
 
-Answers = Mapping[str, NDArray[Any]]
+NamedArrays = Mapping[str, NDArray[Any]]
 Mask = NDArray[np.bool_]
 
 
@@ -35,7 +35,9 @@ class Agreement:
         return Agreement(self.samples + other.samples, difference, self.near_threshold + other.near_threshold)
 
 
-def compare_answers(expected: Answers, found: Answers, calibration: CalibrationRecord | None, what: str) -> Agreement:
+def compare_answers(
+    expected: NamedArrays, found: NamedArrays, calibration: CalibrationRecord | None, what: str
+) -> Agreement:
     """Return how far answers are from those expected. Raise a `RunError` that begins with `what` if that is too far."""
     if set(expected) != set(found):
         raise RunError(f"{what} has the outputs {sorted(found)} instead of {sorted(expected)}")
@@ -69,7 +71,9 @@ def _check_numbers(name: str, expected: NDArray[Any], found: NDArray[Any], toler
     return difference
 
 
-def _near_decisions(p: NDArray[np.float64], found: Answers, calibration: CalibrationRecord | None) -> dict[str, Mask]:
+def _near_decisions(
+    p: NDArray[np.float64], found: NamedArrays, calibration: CalibrationRecord | None
+) -> dict[str, Mask]:
     """Return for each decision where it is next to a threshold, from the expected probabilities `[N, C]`."""
     top = np.partition(p, -2, axis=1)[:, -2:] if p.shape[1] > 1 else np.pad(p, ((0, 0), (1, 0)))
     is_tied = top[:, 1] - top[:, 0] <= 2 * TOLERANCE
