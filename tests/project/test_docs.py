@@ -178,7 +178,7 @@ def commands(page: Path) -> list[list[str]]:
     lines += re.findall(r"(?<!`)`((?:[A-Z_]+=\S+ )?plateaux \w+ [^`\n]+)`", FENCE.sub("", text))
     results: list[list[str]] = []
     for line in lines:
-        words = shlex.split(line.removeprefix("$ "), comments=True)
+        words = shlex.split(line.removeprefix("$ ").removesuffix(" &"), comments=True)
         while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
             words = words[1:]
         if words[:1] == ["plateaux"]:
