@@ -1,7 +1,8 @@
 """Capacity on paper: 10,000 requests per second for five ResNet-50 at 224 pixels, with and without a cascade.
 
-Nothing is measured and nothing is judged here. The figures follow from the assumptions below; replace them by your own measurements
-(`benchmarks/serve.py` and `benchmarks/cascade.py` measure the overhead of the service and the savings of a cascade).
+Nothing is measured and nothing is judged here. The figures follow from the assumptions below; replace them by your own
+measurements (`benchmarks/serve.py` and `benchmarks/cascade.py` measure the overhead of the service and the savings of a
+cascade).
 """
 
 from __future__ import annotations
