@@ -11,6 +11,8 @@ import random
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -356,3 +358,9 @@ def test_the_command_refuses_what_it_cannot_serve(bundle: Path, tmp_path: Path) 
         used.listen()
         code, _, message = call("serve", str(bundle), "--port", str(used.getsockname()[1]))
     assert (code, "choose another --port" in message) == (2, True)
+
+
+def test_the_service_does_not_import_torch() -> None:
+    code = "import sys, plateaux.cli.main, plateaux.serving.server; assert 'torch' not in sys.modules"
+    env = {**os.environ, "PYTHONPATH": str(Path(plateaux.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
