@@ -33,7 +33,7 @@ DEPTHS = (20, 32, 44, 56)
 CIFAR = {"name": "cifar10", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "limit": 1000}
 RISKS = {
     "resnets": 0.02,
-    "vit": 0.6,
+    "vit": 0.8,
     "heads": 0.05,
     "mrpc": 0.35,
     "digits": 0.3,
