@@ -30,6 +30,7 @@ input, button { font: inherit; max-width: 100%; } button { padding: .4rem 1rem; 
   border: 1px solid var(--accent); background: var(--accent); color: var(--paper); }
 .bar { height: .6rem; background: var(--accent); border-radius: 3px; min-width: 1px; }
 #preview { max-width: 8rem; max-height: 8rem; display: block; margin: .75rem 0; border-radius: 4px; }
+#preview[hidden] { display: none; } label { display: inline-block; margin: 0 .5rem .5rem 0; }
 """
 SCRIPT = """
 const form = document.getElementById("form"), out = document.getElementById("out");
@@ -108,7 +109,7 @@ def render_page(manifest: Manifest, predictor: Predictor, settings: ServeSetting
 <p class="soft">Open Inference Protocol v2: <code>/v2/models/{name}/infer</code>. Metrics: <code>/metrics</code>.</p>
 <script>{SCRIPT}</script></body></html>"""
     policy = (
-        f"default-src 'none'; script-src '{_hash(SCRIPT)}'; style-src '{_hash(STYLE)}' 'unsafe-inline'; "
+        f"default-src 'none'; script-src '{_hash(SCRIPT)}'; style-src '{_hash(STYLE)}'; "
         "img-src blob:; connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
     )
     return page, {"content-security-policy": policy, "x-content-type-options": "nosniff", "cache-control": "no-store"}
