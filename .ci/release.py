@@ -128,12 +128,12 @@ def sbom(version: str, packages: Mapping[str, Package]) -> dict[str, Any]:
 
 
 def _direct() -> set[str]:
-    """Return the canonical names of the direct dependencies, with all extras."""
+    """Return the canonical names of the direct dependencies, with all extras, which may contain other extras."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = [*project["dependencies"], *(line for extra in EXTRAS for line in project["optional-dependencies"][extra])]
-    return {canonicalize_name(re.split(r"[\[<>=!~; ]", line)[0]) for line in lines}
+    return {canonicalize_name(re.split(r"[\[<>=!~; ]", line)[0]) for line in lines} - {"plateaux"}
 
 
 def checksums(files: Sequence[Path]) -> str:
