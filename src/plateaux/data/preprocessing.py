@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+PAD, UNK, CLS, SEP = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+ATTRIBUTES = ("ids", "attention_mask", "type_ids")  # of an encoding, in the order of the outputs of BERT
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class WordPiece:
     vocabulary: str  # one token per line, in the order of their ids
     length: PositiveCount  # of the padded or truncated sequences
     texts: tuple[str, ...] = ("sentence1", "sentence2")  # names of the texts of a sample: one, or a pair
-    outputs: tuple[str, ...] = ("input_ids", "attention_mask", "token_type_ids")
+    outputs: tuple[str, ...] = BERT_INPUTS
 
     def tokens(self) -> int:
         """Return the number of tokens."""
@@ -43,7 +45,7 @@ class WordPiece:
 
         tokenizer = _build(self.vocabulary, self.length)
         encoded = tokenizer.encode_batch([tuple(row) if len(row) > 1 else row[0] for row in texts])
-        columns = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+        columns = dict(zip(BERT_INPUTS, ATTRIBUTES, strict=True))
         return {
             name: np.array([getattr(item, columns[name]) for item in encoded], dtype=np.int64).reshape(-1, self.length)
             for name in self.outputs
@@ -68,10 +70,10 @@ def _build(vocabulary: str, length: int) -> Any:
     missing = [token for token in SPECIAL if token not in ids]
     if missing:
         raise DataError(f"The vocabulary of {len(ids)} tokens has no {', '.join(missing)}. Use a BERT vocabulary.")
-    tokenizer = library.Tokenizer(library.models.WordPiece(ids, unk_token="[UNK]"))
+    tokenizer = library.Tokenizer(library.models.WordPiece(ids, unk_token=UNK))
     tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = library.processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
+    tokenizer.post_processor = library.processors.BertProcessing((SEP, ids[SEP]), (CLS, ids[CLS]))
     tokenizer.enable_truncation(length, strategy="longest_first")
-    tokenizer.enable_padding(length=length, pad_id=ids["[PAD]"], pad_token="[PAD]")
+    tokenizer.enable_padding(length=length, pad_id=ids[PAD], pad_token=PAD)
     return tokenizer
