@@ -128,7 +128,7 @@ def run_worker(settings: ServeSettings, listener: socket.socket) -> None:
         backlog=BACKLOG,
         access_log=False,
         server_header=False,
-        http="h11",
+        http="httptools",
         ws="none",
         lifespan="on",
         log_level="warning",
