@@ -151,7 +151,7 @@ def check_golden(backend: Backend, content: bytes, manifest: Manifest, root: obj
         raise StorageError(f"{root}/{GOLDEN} has other inputs or outputs than the manifest; {ADVICE}")
     try:
         found = {name: np.asarray(values) for name, values in backend(inputs).items()}
-    except Exception as problem:  # a graph of somebody else may fail in any way
+    except Exception as problem:  # an untrusted graph may fail in any way
         raise StorageError(f"{root}: the graph fails on the golden inputs ({str(problem)[:200]}); {ADVICE}") from None
     try:
         compare_answers(expected, found, manifest.calibration, f"{root}: the graph")

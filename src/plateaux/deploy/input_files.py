@@ -140,8 +140,8 @@ class InputReader:
 
     def _image_path(self, path: str, table: str) -> Any:
         """Return the image file that a cell names, relative to the folder of the table."""
-        if "://" in path:
-            return _guard(path, lambda: _read_bytes(path))
+        if "://" in path:  # only what the user names is fetched, and a table may come from anyone
+            raise DataError(f"The table names the URL {path[:200]!r}. Pass URLs as inputs of the command")
         if "://" in table:
             return _guard(path, lambda: _read_bytes(f"{table.rpartition('/')[0]}/{path}"))
         return Path(table).parent / path

@@ -1,7 +1,7 @@
 """Answers computed by onnxruntime. A graph is data: nothing in it is executed as code. Importing this needs no torch.
 
 A graph may come from anyone. It is refused if it reads other files (external data), uses operators outside the standard
-(which may need a library of somebody else), or has other inputs and outputs than its manifest says.
+(which may need another library), or has other inputs and outputs than its manifest says.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Service:
         size, self.speeds = settings.max_batch, dict[int, float]()
         if size is None:
             size, self.speeds = measure_batch_size(backend, self.bundle.golden_inputs())
-        self.max_batch = size
+        self.max_batch = self.predictor.max_batch = size  # also for a request with more rows
         logger.info("ready: batches of %d, the fastest of %s", size, ", ".join(map(str, self.speeds)) or "one")
         self.batcher: Batcher | None = None
 

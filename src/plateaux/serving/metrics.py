@@ -62,9 +62,8 @@ class ServiceMetrics:
         self.rows.inc(len(found))
         if found.abstain is not None:
             self.abstained.inc(int(found.abstain.sum()))
-        members = getattr(found, "members_queried", None)
-        if members is not None:
-            self.members.inc(int(members.sum()))
+        if found.members_queried is not None:
+            self.members.inc(int(found.members_queried.sum()))
         kept = WINDOW ** len(found)
         mean = float(found.ood_score.mean())
         self._mean = mean if self._mean is None else kept * self._mean + (1 - kept) * mean
