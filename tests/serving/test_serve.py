@@ -351,6 +351,8 @@ def test_a_killed_worker_is_replaced_while_others_answer(bundle: Path, tmp_path:
 def test_the_command_refuses_what_it_cannot_serve(bundle: Path, tmp_path: Path) -> None:
     code, _, message = call("serve", str(tmp_path))
     assert (code, "is not a bundle" in message) == (4, True)
+    run = bundle.parent / "run"
+    assert f"`plateaux export {run} -o BUNDLE`" in call("serve", str(run))[2].replace("\n", "")
     code, _, message = call("serve", str(bundle), "--name", "a/b")
     assert (code, "part of URLs" in message) == (2, True)
     with socket.socket() as used:

@@ -49,7 +49,8 @@ class Bundle:
         """Open a bundle by its folder or URL, and check every file. Nothing in it is executed."""
         store = open_store(str(root))
         if not store.has(MANIFEST):
-            raise RunError(f"{root} is not a bundle: it has no {MANIFEST}. `plateaux export RUN -o {root}` writes one")
+            what = f"{root} -o BUNDLE" if store.has("run.json") else f"RUN -o {root}"
+            raise RunError(f"{root} is not a bundle: it has no {MANIFEST}. `plateaux export {what}` writes one")
         with store.open_reader(MANIFEST) as file:
             content = file.read(MAX_BYTES + 1)
         bundle = cls(store, Manifest.from_bytes(content, store.root / MANIFEST))

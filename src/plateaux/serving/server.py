@@ -107,8 +107,7 @@ def serve(settings: ServeSettings, *, host: str = "127.0.0.1", port: int = 8000,
     """Serve a bundle until SIGTERM or Ctrl-C. Requests in flight are answered before the end."""
     if workers < 1:
         raise RecipeError(f"workers = {workers}: give a number of at least 1")
-    listener = _bind(host, port)
-    with tempfile.TemporaryDirectory(prefix="plateaux-metrics-") as folder:
+    with _bind(host, port) as listener, tempfile.TemporaryDirectory(prefix="plateaux-metrics-") as folder:
         os.environ[FOLDER_VARIABLE] = folder
         logger.info("serving %s on http://%s:%d", settings.bundle, host, listener.getsockname()[1])
         if workers == 1:
