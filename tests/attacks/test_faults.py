@@ -21,6 +21,7 @@ from waiting import wait_until
 from plateaux import Recipe, train
 from plateaux.cli.main import app
 from plateaux.core.errors import RunError, StorageError
+from plateaux.data.datasets.digits import digits
 from plateaux.storage import atomic
 
 LONG = bool(os.environ.get("PLATEAUX_LONG"))
@@ -132,8 +133,9 @@ def test_a_read_only_run_folder_is_reported(tmp_path: Path, expected: list[bytes
     root.mkdir(mode=0o555)
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)  # another user must be able to reach it
+    data = digits()  # read before: another user may not reach the environment of the tests
     with _unprivileged(), pytest.raises(StorageError, match="Permission denied"):
-        train(Recipe.from_dict(RECIPE), root)
+        train(Recipe.from_dict(RECIPE), root, data=data)
     assert list(root.iterdir()) == []
 
 
