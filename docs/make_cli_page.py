@@ -25,7 +25,7 @@ PAGE = Path(__file__).parent / "reference" / "cli.md"
 GROUPS = {
     "Train": ("train", "plan", "status", "verify", "import-weights"),
     "Evaluate": ("evaluate", "landscape", "calibrate", "predict", "soup", "select"),
-    "Deploy": ("export", "serve"),
+    "Deploy": ("export", "serve", "push", "pull"),
     "Compare": ("study", "report", "claims", "theory"),
     "Recipes and plug-ins": ("list", "recipe check", "recipe schema"),
 }

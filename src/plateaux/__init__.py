@@ -24,6 +24,7 @@ if _typing.TYPE_CHECKING:
     from plateaux.data.sources import DataSplits, from_dataset, from_tensors
     from plateaux.deploy.batch import BatchOptions, BatchResult, predict_files
     from plateaux.deploy.export import export
+    from plateaux.deploy.hub import pull, push
     from plateaux.deploy.load import load_predictor
     from plateaux.deploy.predictor import Predictor
     from plateaux.ensembles.cascade import CascadeOptions
@@ -106,6 +107,8 @@ __all__ = [
     "predict_files",
     "probe",
     "probe_landscape",
+    "pull",
+    "push",
     "robustness",
     "select_members",
     "soup",
@@ -123,6 +126,7 @@ _MODULES = {
     "data.sources": ("DataSplits", "from_dataset", "from_tensors"),
     "deploy.batch": ("BatchOptions", "BatchResult", "predict_files"),
     "deploy.export": ("export",),
+    "deploy.hub": ("pull", "push"),
     "deploy.load": ("load_predictor",),
     "deploy.predictor": ("Predictor",),
     "ensembles.cascade": ("CascadeOptions",),

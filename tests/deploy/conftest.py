@@ -5,23 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from digit_runs import train_digits
 
 import plateaux
-
-RECIPE = {
-    "members": 2,
-    "data": {"name": "digits", "batch_size": 64, "validation_split": 300},
-    "model": {"name": "resnet8", "width": 4},
-    "optimizer": {"lr": 0.1, "momentum": 0.9},
-    "train": {"epochs": 2},
-    "executor": {"threads": 1},
-}
 
 
 @pytest.fixture(scope="session")
 def calibrated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("exported") / "run"
-    plateaux.train(plateaux.Recipe.from_dict(RECIPE), out)
+    train_digits(out)
     plateaux.calibrate(out, fit=plateaux.CalibrationOptions(target_risk=0.1))
     plateaux.evaluate(out, metrics=["accuracy", "nll"])
     plateaux.evaluate_calibration(out)

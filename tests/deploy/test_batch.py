@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from digit_runs import train_digits
 from PIL import Image
 
 import plateaux
@@ -32,21 +33,12 @@ from plateaux.deploy.inputs import prepare
 from plateaux.deploy.load import load_predictor
 from tests.cli.test_main import call
 
-RECIPE = {
-    "members": 2,
-    "data": {"name": "digits", "batch_size": 64, "validation_split": 300},
-    "model": {"name": "mlp", "hidden_sizes": [16]},
-    "optimizer": {"lr": 0.1, "momentum": 0.9},
-    "train": {"epochs": 2},
-    "executor": {"threads": 1},
-}
 SMALL = BatchOptions(part_size=7)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("run")
-    plateaux.train(plateaux.Recipe.from_dict(RECIPE), out)
+    out = train_digits(tmp_path_factory.mktemp("run"), model={"name": "mlp", "hidden_sizes": [16]})
     plateaux.calibrate(out, fit=plateaux.CalibrationOptions(target_risk=0.1))
     return out
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from digit_runs import train_digits
 from torch import nn
 
-import plateaux
 from plateaux.core.errors import RecipeError
 from plateaux.core.registry import dataset
 from plateaux.deploy.load import load_predictor
@@ -23,20 +23,11 @@ from plateaux.evaluation.calibration import Calibration, CalibrationOptions, cal
 from plateaux.evaluation.predict import predict
 from plateaux.storage.run import Run
 
-RECIPE = {
-    "members": 4,
-    "data": {"name": "digits", "batch_size": 64, "validation_split": 300},
-    "model": {"name": "mlp", "hidden_sizes": [16]},
-    "optimizer": {"lr": 0.1, "momentum": 0.9},
-    "train": {"epochs": 3},
-    "executor": {"threads": 1},
-}
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("run")
-    plateaux.train(plateaux.Recipe.from_dict(RECIPE), out)
+    model = {"name": "mlp", "hidden_sizes": [16]}
+    out = train_digits(tmp_path_factory.mktemp("run"), members=4, epochs=3, model=model)
     calibrate(out, fit=CalibrationOptions(cascade=CascadeOptions(max_harm=0.05), target_risk=0.1))
     return out
 

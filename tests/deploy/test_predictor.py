@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from digit_runs import digits_recipe
 from PIL import Image
 from torch import nn
 
@@ -25,14 +26,7 @@ from plateaux.evaluation.loading import load
 from plateaux.evaluation.predict import predict
 from plateaux.storage.run import Run
 
-RECIPE = {
-    "members": 3,
-    "data": {"name": "digits", "batch_size": 64, "validation_split": 300},
-    "model": {"name": "resnet8", "width": 4},
-    "optimizer": {"lr": 0.1, "momentum": 0.9},
-    "train": {"epochs": 2},
-    "executor": {"threads": 1},
-}
+RECIPE = digits_recipe(members=3)
 
 
 @pytest.fixture(scope="module")

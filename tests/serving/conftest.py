@@ -15,23 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from digit_runs import train_digits
 
 import plateaux
-
-RECIPE = {
-    "members": 3,
-    "data": {"name": "digits", "batch_size": 64, "validation_split": 300},
-    "model": {"name": "resnet8", "width": 4},
-    "optimizer": {"lr": 0.1, "momentum": 0.9},
-    "train": {"epochs": 2},
-    "executor": {"threads": 1},
-}
 
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serving")
-    plateaux.train(plateaux.Recipe.from_dict(RECIPE), folder / "run")
+    train_digits(folder / "run", members=3)
     plateaux.calibrate(folder / "run", fit=plateaux.CalibrationOptions(target_risk=0.2))
     plateaux.export(folder / "run", folder / "digits", pt2=False)
     return folder / "digits"

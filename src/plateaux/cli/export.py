@@ -20,6 +20,7 @@ def export(
     golden: Annotated[
         Literal["test", "random"], typer.Option(help="Store test samples or random inputs for the check at load.")
     ] = "test",
+    intended_use: Annotated[str, typer.Option(help="What the model is meant for, for the model card.")] = "",
     trust: Trust = None,
     as_json: AsJson = False,
 ) -> None:
@@ -27,10 +28,11 @@ def export(
 
     In Python: `plateaux.export("runs/demo", "bundle")`
     """
-    with progress_bar("exporting"):
+    with progress_bar("exporting", "steps") as progress:
         bundle = plateaux.export(
-            model, out, trust=trust or (), ood_score=ood_score, alpha=alpha, license=license, pt2=pt2, golden=golden
-        )
+            model, out, trust=trust or (), ood_score=ood_score, alpha=alpha, license=license, pt2=pt2, golden=golden,
+            intended_use=intended_use, progress=progress,
+        )  # fmt: skip
     manifest = bundle.manifest
     size = sum(record.bytes for record in manifest.files.values())
 

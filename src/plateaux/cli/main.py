@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import plateaux
-from plateaux.cli import claims, evaluate, export, landscape, predict, report, serve, study, theory, verify
+from plateaux.cli import claims, evaluate, export, hub, landscape, predict, report, serve, study, theory, verify
 from plateaux.cli.common import (
     AsJson,
     Changes,
@@ -49,6 +49,7 @@ app.add_typer(recipes, name="recipe")
 for command in (
     evaluate.evaluate, evaluate.calibrate, predict.predict, evaluate.soup, evaluate.select, export.export,
     landscape.landscape, study.study, report.report, theory.theory, claims.claims, verify.verify, serve.serve,
+    hub.push, hub.pull,
 ):  # fmt: skip
     app.command()(handle_errors(command))
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.errors import RunError
-from plateaux.deploy.manifest import CalibrationRecord, SetRule
+from plateaux.deploy.manifest import QUERIED, CalibrationRecord, SetRule
 
 TOLERANCE = 1e-5  # of probabilities
 SCORE_TOLERANCE = 1e-4  # of entropy, mutual information, and OOD score, relative to their size above 1
@@ -36,32 +36,49 @@ class Agreement:
 
 
 def compare_answers(
-    expected: NamedArrays, found: NamedArrays, calibration: CalibrationRecord | None, what: str
+    expected: NamedArrays,
+    found: NamedArrays,
+    calibration: CalibrationRecord | None,
+    what: str,
+    near_stop: Mask | None = None,
 ) -> Agreement:
-    """Return how far answers are from those expected. Raise a `RunError` that begins with `what` if that is too far."""
+    """Return how far answers are from those expected. Raise a `RunError` that begins with `what` if that is too far.
+
+    `near_stop` says which samples are next to a threshold of a cascade, so that one more or one member less may have
+    been queried for them. Where that is the case, no other answer is compared.
+    """
     if set(expected) != set(found):
         raise RunError(f"{what} has the outputs {sorted(found)} instead of {sorted(expected)}")
+    samples = len(expected["label"])
     for name, values in found.items():
         if values.shape != expected[name].shape:
             raise RunError(f"{what} returns {name} of shape {list(values.shape)}, not {list(expected[name].shape)}")
-    difference = 0.0
+    difference, num_near = 0.0, 0
+    if QUERIED in found:
+        differs = expected[QUERIED] != found[QUERIED]
+        _check_decisions(QUERIED, differs, np.zeros_like(differs) if near_stop is None else near_stop, what)
+        num_near = int(differs.sum())
+        expected, found = ({name: a[~differs] for name, a in each.items()} for each in (expected, found))
     for name in ("probability", "probabilities"):
         difference = max(difference, _check_numbers(name, expected[name], found[name], TOLERANCE, what))
     for name in ("entropy", "mutual_information", "ood_score"):
         scale = np.maximum(1.0, np.abs(expected[name].astype(np.float64)))
         _check_numbers(name, expected[name] / scale, found[name] / scale, SCORE_TOLERANCE, what)
     near = _near_decisions(expected["probabilities"].astype(np.float64), found, calibration)
-    num_near = 0
     for name, mask in near.items():
         differs = expected[name] != found[name]
-        if (differs & ~mask).any():
-            row = int(np.argwhere(differs & ~mask)[0][0])
-            raise RunError(
-                f"{what} disagrees with the expected {name} of sample {row}, which is not within {TOLERANCE:g} of a "
-                "threshold"
-            )
+        _check_decisions(name, differs, mask, what)
         num_near += int(differs.sum())
-    return Agreement(len(expected["label"]), difference, num_near)
+    return Agreement(samples, difference, num_near)
+
+
+def _check_decisions(name: str, differs: Mask, near: Mask, what: str) -> None:
+    if (differs & ~near).any():
+        row = int(np.argwhere(differs & ~near)[0][0])
+        raise RunError(
+            f"{what} disagrees with the expected {name} of sample {row}, which is not within {TOLERANCE:g} of a "
+            "threshold"
+        )
 
 
 def _check_numbers(name: str, expected: NDArray[Any], found: NDArray[Any], tolerance: float, what: str) -> float:

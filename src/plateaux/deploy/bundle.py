@@ -4,7 +4,9 @@
 |---|---|
 | `manifest.json` | inputs, outputs, calibration, measured numbers, size and SHA-256 of every other file |
 | `model.onnx` | one graph for all answers |
+| `stages/N.onnx` | instead of it: one graph for each stage of a cascade |
 | `model.pt2` | the same graph for torch; loaded only if it is trusted |
+| `README.md` | the model card |
 | `members/N.safetensors`, `shared.safetensors` | the weights, which the graphs do not need |
 | `golden.safetensors` | inputs and their answers, which are computed again when a predictor is loaded |
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
@@ -24,9 +27,20 @@ from numpy.typing import NDArray
 
 from plateaux.core.errors import RunError, StorageError
 from plateaux.deploy.agreement import compare_answers
-from plateaux.deploy.manifest import ADVICE, GOLDEN, MANIFEST, MAX_BYTES, NAMES, ONNX, FileRecord, Manifest
+from plateaux.deploy.manifest import (
+    ADVICE,
+    GOLDEN,
+    MANIFEST,
+    MAX_BYTES,
+    NAMES,
+    QUERIED,
+    CascadeRecord,
+    FileRecord,
+    Manifest,
+)
 from plateaux.deploy.onnx_backend import OnnxBackend
 from plateaux.deploy.predictor import MAX_BATCH, Backend, Predictor
+from plateaux.deploy.stage_backend import StageBackend, stage_inputs, stage_outputs
 from plateaux.storage.backends import open_store
 from plateaux.storage.digests import hash_sha256
 from plateaux.storage.local_store import LocalStore
@@ -88,10 +102,14 @@ class Bundle:
         tensors = load(self.read(GOLDEN))
         return {name.removeprefix(INPUT): values for name, values in tensors.items() if name.startswith(INPUT)}
 
-    def onnx_backend(self, *, threads: int | None = None) -> OnnxBackend:
-        """Return the ONNX graph."""
-        inputs, outputs = list(self.manifest.contract.inputs), [each.name for each in self.manifest.outputs]
-        return OnnxBackend(self.read(ONNX), inputs, outputs, threads=threads, name=self.store.root / ONNX)
+    def onnx_backend(self, *, threads: int | None = None) -> Backend:
+        """Return the ONNX graph, or the graphs of a cascade as one backend."""
+        manifest = self.manifest
+        graphs = {name: self.read(name) for name in manifest.graphs()}
+        names = list(manifest.contract.inputs), [each.name for each in manifest.outputs]
+        return make_onnx_backend(
+            graphs, *names, manifest.cascade, len(manifest.members), threads=threads, root=self.store.root
+        )
 
     def _check_files(self) -> None:
         named, root = self.manifest.files, self.store.root
@@ -109,6 +127,35 @@ class Bundle:
                 f"{self.store.root / name} is damaged or was exchanged: its size or its SHA-256 is not that of the "
                 f"manifest; {ADVICE}"
             )
+
+
+def make_onnx_backend(
+    graphs: Mapping[str, bytes],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    cascade: CascadeRecord | None,
+    members: int,
+    *,
+    threads: int | None = None,
+    root: object = None,
+) -> Backend:
+    """Return graphs by file name, in order, as a backend: one graph, or the stages of a cascade."""
+    files = {name: name if root is None else f"{root}/{name}" for name in graphs}
+    if cascade is None:
+        ((name, content),) = graphs.items()
+        return OnnxBackend(content, inputs, outputs, threads=threads, name=files[name])
+    answers, last = [name for name in outputs if name != QUERIED], len(graphs) - 1
+    stages = [
+        OnnxBackend(
+            content,
+            stage_inputs(inputs, stage),
+            stage_outputs(answers, is_last=stage == last),
+            threads=threads,
+            name=files[name],
+        )
+        for stage, (name, content) in enumerate(graphs.items())
+    ]
+    return StageBackend(stages, cascade.ends(members), cascade.threshold or 0.0)
 
 
 def list_files(store: Store) -> set[str]:

@@ -17,27 +17,33 @@ from torch import Tensor
 from plateaux.config.components import Components, Model
 from plateaux.core.errors import RunError, first_line
 from plateaux.core.optional import optional_import
+from plateaux.core.progress import Progress, WorkDone, log_messages
 from plateaux.data.sources import DataSplits
-from plateaux.deploy.agreement import Agreement, compare_answers
-from plateaux.deploy.bundle import INPUT, OUTPUT, Bundle, check_golden, list_files, write_manifest
-from plateaux.deploy.graph import AnswerGraph
+from plateaux.deploy.agreement import SCORE_TOLERANCE, TOLERANCE, Agreement, compare_answers
+from plateaux.deploy.bundle import INPUT, OUTPUT, Bundle, check_golden, list_files, make_onnx_backend, write_manifest
+from plateaux.deploy.graph import AnswerGraph, StageGraph
 from plateaux.deploy.loading import ModuleBackend, load_run_predictor
 from plateaux.deploy.manifest import (
+    CARD,
     GOLDEN,
     ONNX,
     PT2,
     SHARED,
     CalibrationRecord,
+    CascadeRecord,
     GraphCheck,
     Manifest,
+    ReferenceScore,
     SetRule,
     expected_outputs,
 )
 from plateaux.deploy.measured import measured_numbers
-from plateaux.deploy.onnx_backend import EXTRA, OnnxBackend
+from plateaux.deploy.model_card import model_card
+from plateaux.deploy.onnx_backend import EXTRA
 from plateaux.deploy.predictor import Backend, Predictor
 from plateaux.deploy.pt2_backend import Pt2Backend
 from plateaux.deploy.samples import random_inputs, sample_inputs
+from plateaux.deploy.stage_backend import stage_inputs, stage_outputs
 from plateaux.ensembles.answers import AnswerSettings
 from plateaux.evaluation.calibration import Calibration
 from plateaux.storage.backends import open_store
@@ -64,11 +70,13 @@ def export(
     license: str = "",
     pt2: bool = True,
     golden: Literal["test", "random"] = "test",
+    intended_use: str = "",
+    progress: Progress = log_messages,
 ) -> Bundle:
     """Write a run as a bundle that answers without the code of the model.
 
     The graphs are run at batch sizes 1, 7, and 64 on test samples. If a probability differs from that of the members
-    by more than 1e-5, nothing is written.
+    by more than 1e-5, nothing is written. A run with a cascade becomes one ONNX graph per stage, and no `.pt2`.
 
     Args:
         run: A run, its folder, or its URL.
@@ -82,6 +90,8 @@ def export(
         pt2: Also write the graph as `model.pt2`, which torch loads.
         golden: The inputs to store, which are computed again at load: four test samples, or random inputs if no
             sample of the data may leave your hands. The graphs are compared on test samples in both cases.
+        intended_use: What the model is meant for, in a sentence; it is part of the model card, `README.md`.
+        progress: Called with progress events.
     """
     for name in ("onnx", "onnxscript", "onnxruntime"):
         optional_import(name, extra=EXTRA)
@@ -94,45 +104,41 @@ def export(
     )
     assert isinstance(predictor.backend, ModuleBackend)
     settings, contract = predictor.backend.settings, predictor.contract
-    if settings.cascade is not None:
-        raise RunError(
-            f"{opened} is calibrated with a cascade, which a bundle does not support: its one graph runs all members. "
-            f"Calibrate it without --cascade: plateaux calibrate {opened}"
-        )
-    calibration = _calibration_record(opened, settings)
+    calibration, cascade = _calibration_record(opened, settings), _cascade_record(settings)
     components = Components(data=data, model=model, trust=tuple(trust))
     description, samples = sample_inputs(opened, contract, components, sum(BATCH_SIZES))
-    origin, stored = (description, samples) if golden == "test" else random_inputs(contract, GOLDEN_SAMPLES)
-    graph = AnswerGraph(predictor.backend.ensemble, settings, list(contract.inputs))
-    program = export_program(graph, samples)
-    names = list(contract.inputs), list(settings.outputs)
-    graphs: dict[str, bytes] = {ONNX: to_onnx(program, *names)}
-    backends: dict[str, Backend] = {ONNX: OnnxBackend(graphs[ONNX], *names, name="The exported graph")}
-    if pt2:
-        graphs[PT2] = to_pt2(program)
-        backends[PT2] = Pt2Backend(graphs[PT2], *names)
+    origin, stored = (description, samples) if golden == "test" else random_inputs(contract, sum(BATCH_SIZES))
+    graphs, backends = _make_graphs(predictor.backend, contract.classes, samples, cascade, progress, pt2=pt2)
     checks = tuple(
         _check(file, backend, predictor.backend, samples, description, calibration)
         for file, backend in backends.items()
     )
     manifest = Manifest(
         contract=contract,
-        outputs=tuple(expected_outputs(contract.classes)[name] for name in settings.outputs),
+        outputs=tuple(expected_outputs(contract.classes)[name] for name in predictor.outputs),
         members=tuple(opened.trained_members()),
         ood_score=settings.ood_score,
         calibration=calibration,
+        cascade=cascade,
+        reference=_reference_score(opened, settings),
         remark=predictor.remark,
         golden=origin,
         measured=measured_numbers(opened),
         checks=checks,
         license=license,
+        intended_use=intended_use,
         plateaux=own_version(),
         files={},
     )
     for file, content in graphs.items():
         store.put(file, content)
     _write_weights(store, opened)
-    _write_golden(store, predictor, {name: values[:GOLDEN_SAMPLES] for name, values in stored.items()})
+    # Where rounding decides how many members are queried, another machine may find other answers.
+    rows = np.flatnonzero(~predictor.backend.near_stop(stored, SCORE_TOLERANCE))[:GOLDEN_SAMPLES]
+    if not len(rows):
+        raise RunError("All test samples are at the threshold of the cascade. Calibrate again with other --stages")
+    _write_golden(store, predictor, {name: values[rows] for name, values in stored.items()})
+    store.put(CARD, model_card(manifest).encode())
     write_manifest(store, manifest)
     bundle = Bundle.open(out)
     for backend in backends.values():
@@ -140,10 +146,44 @@ def export(
     return bundle
 
 
+def _make_graphs(
+    backend: ModuleBackend,
+    classes: int,
+    samples: Arrays,
+    cascade: CascadeRecord | None,
+    progress: Progress,
+    *,
+    pt2: bool,
+) -> tuple[dict[str, bytes], dict[str, Backend]]:
+    """Return the files of all graphs, and backends that compute with them."""
+    ensemble, settings, inputs, outputs = backend.ensemble, backend.settings, list(samples), backend.settings.outputs
+    if cascade is None:
+        progress(WorkDone(1, 4))  # exported, as ONNX, as .pt2, compared
+        program = export_program(AnswerGraph(ensemble, settings, inputs), samples)
+        progress(WorkDone(2, 4))
+        graphs = {ONNX: to_onnx(program, inputs, outputs)}
+        progress(WorkDone(3, 4))
+        backends: dict[str, Backend] = {ONNX: make_onnx_backend(graphs, inputs, outputs, None, len(ensemble))}
+        if pt2:
+            graphs[PT2] = to_pt2(program)
+            backends[PT2] = Pt2Backend(graphs[PT2], inputs, outputs)
+        return graphs, backends
+    graphs, begin, ends = {}, 0, cascade.ends(len(ensemble))
+    for number, end in enumerate(ends):
+        progress(WorkDone(number + 1, len(ends) + 1))
+        graph = StageGraph(ensemble, settings, inputs, begin, end, classes)
+        names = stage_inputs(inputs, number), stage_outputs(outputs, is_last=end == ends[-1])
+        graphs[f"stages/{number + 1}.onnx"] = to_onnx(export_program(graph, samples), *names)
+        begin = end
+    return graphs, {"stages": make_onnx_backend(graphs, inputs, outputs, cascade, len(ensemble))}
+
+
 def export_program(graph: AnswerGraph, samples: Arrays) -> torch.export.ExportedProgram:
     """Return the graph as a program of torch with a dynamic batch size, without traces of this machine."""
     # Shapes and dtypes matter, values do not: a program contains the inputs it was traced with.
     inputs = tuple(torch.from_numpy(np.zeros_like(samples[name][:TRACED_BATCH])) for name in graph.names)
+    if isinstance(graph, StageGraph) and graph.begin:
+        inputs = (*inputs, torch.zeros(TRACED_BATCH, graph.begin, graph.classes))
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
     try:
         with torch.no_grad(), _no_warnings():
@@ -199,7 +239,8 @@ def compare_backends(
             answers = found(batch)
         except Exception as problem:
             raise RunError(f"{what} fails at batch size {size} ({first_line(problem)[:300]})") from problem
-        total += compare_answers(expected(batch), answers, calibration, f"{what} at batch size {size}")
+        near = expected.near_stop(batch, TOLERANCE) if isinstance(expected, ModuleBackend) else None
+        total += compare_answers(expected(batch), answers, calibration, f"{what} at batch size {size}", near)
     return total
 
 
@@ -227,6 +268,23 @@ def _calibration_record(run: Run, settings: AnswerSettings) -> CalibrationRecord
     return CalibrationRecord(
         order, values, calibration.split, len(calibration.ids), rule, settings.max_error_probability
     )
+
+
+def _cascade_record(settings: AnswerSettings) -> CascadeRecord | None:
+    fitted = settings.cascade
+    if fitted is None:
+        return None
+    return CascadeRecord(
+        fitted.stages, fitted.threshold, fitted.kind, fitted.max_harm, fitted.confidence, fitted.samples, fitted.queried
+    )
+
+
+def _reference_score(run: Run, settings: AnswerSettings) -> ReferenceScore | None:
+    if settings.temperatures is None:
+        return None
+    calibration = Calibration.read(run)
+    found = calibration.ood_reference.get(settings.ood_score)
+    return None if found is None else ReferenceScore(*found, samples=len(calibration.ids))
 
 
 def _write_weights(store: Store, run: Run) -> None:

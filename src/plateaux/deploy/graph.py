@@ -17,6 +17,7 @@ from torch.func import functional_call
 from plateaux.core.types import Inputs
 from plateaux.data.augment import normalize
 from plateaux.ensembles.answers import Answers, AnswerSettings
+from plateaux.ensembles.cascade import stage_confidence
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.models.backbone import Backbone, BackboneWithHead, common_backbone
 
@@ -37,11 +38,38 @@ class AnswerGraph(nn.Module):
         self.eval()
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        answers: tuple[Tensor, ...] = self.answers(self.member_logits(*inputs))
+        return answers
+
+    def member_logits(self, *inputs: Tensor) -> Tensor:
+        """Return the logits of the members of this graph `[M, B, C]`."""
         x: Inputs = dict(zip(self.names, inputs, strict=True))
         if self.names == ("x",):
             x = normalize(inputs[0], self.mean, self.std, torch.float32)
-        answers: tuple[Tensor, ...] = self.answers(self.members(x))
-        return answers
+        logits: Tensor = self.members(x)
+        return logits
+
+
+class StageGraph(AnswerGraph):
+    """One stage of a cascade: its own members, and the answers of all members up to them.
+
+    Inputs are those of the ensemble and, after the first stage, the logits `[B, k, C]` of the members before. Outputs
+    are the answers and, before the last stage, the logits of all members so far and the confidence of the stage.
+    """
+
+    def __init__(
+        self, ensemble: Ensemble, settings: AnswerSettings, names: Sequence[str], begin: int, end: int, classes: int
+    ) -> None:
+        members = Ensemble(list(ensemble.members)[begin:end], mean=ensemble.mean, std=ensemble.std)
+        super().__init__(members, settings, names)
+        self.begin, self.is_last, self.classes = begin, end == len(ensemble), classes
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        logits = self.member_logits(*(inputs[:-1] if self.begin else inputs))
+        if self.begin:
+            logits = torch.cat([inputs[-1].transpose(0, 1), logits])
+        answers: tuple[Tensor, ...] = self.answers(logits)
+        return answers if self.is_last else (*answers, logits.transpose(0, 1), stage_confidence(logits))
 
 
 class BatchedLinear(nn.Module):

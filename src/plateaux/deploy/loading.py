@@ -41,9 +41,8 @@ class ModuleBackend:
 
     @torch.no_grad()
     def __call__(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
-        inputs: dict[str, Tensor] = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
         with num_threads(self.threads):
-            x = self.ensemble.prepare(inputs["x"] if set(inputs) == {"x"} else inputs)
+            x = self.prepare(arrays)
             if self.settings.cascade is None:
                 named = dict(zip(self.settings.outputs, self.answers(self.ensemble.member_logits(x)), strict=True))
             else:
@@ -51,6 +50,28 @@ class ModuleBackend:
                 answers = answer_by_members(self.answers, logits, queried)
                 named = {**dict(zip(self.settings.outputs, answers, strict=True)), "members_queried": queried}
         return {name: values.cpu().numpy() for name, values in named.items()}
+
+    def prepare(self, arrays: Arrays) -> Inputs:
+        """Return the inputs of the members on their device."""
+        inputs: dict[str, Tensor] = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
+        return self.ensemble.prepare(inputs["x"] if set(inputs) == {"x"} else inputs)
+
+    @torch.no_grad()
+    def near_stop(self, arrays: Arrays, tolerance: float) -> NDArray[np.bool_]:
+        """Return for which inputs `[N]` rounding errors could change how many members of the cascade are queried.
+
+        The confidence of a stage is within the tolerance of the threshold, or two classes of a member are tied, so that
+        it may or may not agree with the others.
+        """
+        cascade = self.settings.cascade
+        if cascade is None or cascade.threshold is None:
+            return np.zeros(len(next(iter(arrays.values()))), dtype=bool)
+        logits = self.ensemble.member_logits(self.prepare(arrays)).double().cpu()
+        top = logits.softmax(-1).topk(2).values
+        near = (top[..., 0] - top[..., 1] <= 2 * tolerance).any(0)
+        for stage in cascade.stages:
+            near |= (stage_confidence(logits[:stage]) - cascade.threshold).abs() <= tolerance
+        return near.numpy()
 
 
 def query_stages(ensemble: Ensemble, x: Inputs, cascade: Cascade) -> tuple[Tensor, Tensor]:

@@ -21,8 +21,9 @@ from plateaux.storage.digests import DigestError, check_json_digest, with_json_d
 from plateaux.storage.json_shapes import parse_json, read_shape
 
 FORMAT = 1
-MANIFEST, ONNX, PT2, SHARED, GOLDEN = (
+MANIFEST, CARD, ONNX, PT2, SHARED, GOLDEN = (
     "manifest.json",
+    "README.md",
     "model.onnx",
     "model.pt2",
     "shared.safetensors",
@@ -33,6 +34,7 @@ NAMES = re.compile(
     r"model\.onnx|model\.pt2|shared\.safetensors|golden\.safetensors|README\.md"
     r"|members/(0|[1-9][0-9]{0,5})\.safetensors|stages/[1-9][0-9]{0,5}\.onnx"
 )
+QUERIED = "members_queried"  # the output that only a cascade has
 MAX_BYTES = 1 << 25  # of a manifest; the vocabulary of a tokenizer is its largest part
 ADVICE = "export the bundle again, or get a complete copy"
 
@@ -83,6 +85,32 @@ class CalibrationRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class CascadeRecord:
+    """When an input stops, and what is guaranteed. There is one graph per stage, and one for all members."""
+
+    stages: tuple[PositiveCount, ...]  # numbers of members after which an input may stop, increasing
+    threshold: Finite | None  # the confidence at which it stops; None: every input queries all members
+    kind: Literal["harm", "differs"]
+    max_harm: Finite
+    confidence: Finite
+    samples: Count  # number of samples it was fitted on
+    queried: Finite  # mean number of members that they needed
+
+    def ends(self, members: int) -> tuple[int, ...]:
+        """Return the number of members after each graph."""
+        return (members,) if self.threshold is None else (*self.stages, members)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceScore:
+    """The OOD score of the samples that the calibration was fitted on, to compare that of new inputs with."""
+
+    mean: Finite
+    std: Finite
+    samples: Count
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredNumber:
     """One metric of the ensemble, and the data it was measured on. It is not measured again at export."""
 
@@ -116,15 +144,24 @@ class Manifest:
     members: tuple[Count, ...]  # their numbers in the run
     ood_score: str
     calibration: CalibrationRecord | None
+    cascade: CascadeRecord | None  # None: one graph for all members
+    reference: ReferenceScore | None  # None: not calibrated, or by a version that did not record it
     remark: str  # why outputs are missing
     golden: str  # where the golden inputs come from
     measured: tuple[MeasuredNumber, ...]
     checks: tuple[GraphCheck, ...]
     license: str
+    intended_use: str  # in the words of whoever exported it
     plateaux: str  # the version that wrote it
     files: Mapping[str, FileRecord]
     task: Literal["classification"] = "classification"
     format: Literal[1] = 1
+
+    def graphs(self) -> tuple[str, ...]:
+        """Return the files of the ONNX graphs: one, or those of a cascade in order."""
+        if self.cascade is None:
+            return (ONNX,)
+        return tuple(f"stages/{number + 1}.onnx" for number in range(len(self.cascade.ends(len(self.members)))))
 
     def to_bytes(self) -> bytes:
         """Return the content of manifest.json."""
@@ -157,14 +194,24 @@ class Manifest:
         for name in self.files:
             if not NAMES.fullmatch(name):
                 raise StorageError(f"{file} names {name[:100]!r}, which no bundle contains; {ADVICE}")
-        for name in (ONNX, GOLDEN):
+        for name in (*self.graphs(), GOLDEN):
             if name not in self.files:
                 raise StorageError(f"{file} does not name {name}; {ADVICE}")
+        if self.cascade is not None:
+            self._check_cascade(self.cascade, file)
         found, expected = {each.name: each for each in self.outputs}, expected_outputs(self.contract.classes)
-        missing = [name for name in expected if name not in found and name not in OPTIONAL]
+        optional = {*OPTIONAL, *([QUERIED] if self.cascade is None else [])}
+        missing = [name for name in expected if name not in found and name not in optional]
         wrong = [name for name, each in found.items() if expected.get(name) != each]
         if missing or wrong or len(found) != len(self.outputs):
             raise StorageError(f"{file}: the outputs {[*missing, *wrong]} are missing or unknown; {ADVICE}")
+
+    def _check_cascade(self, cascade: CascadeRecord, file: object) -> None:
+        increasing = sorted({*cascade.stages, len(self.members)})
+        if increasing != [*cascade.stages, len(self.members)]:
+            raise StorageError(f"{file}: the stages {list(cascade.stages)} are not increasing numbers; {ADVICE}")
+        if cascade.threshold is not None and not 0 <= cascade.threshold <= 1:
+            raise StorageError(f"{file}: the threshold of the cascade is {cascade.threshold}; {ADVICE}")
 
 
 OPTIONAL = ("prediction_set", "abstain")
@@ -180,6 +227,7 @@ def expected_outputs(classes: int) -> dict[str, OutputRecord]:
         OutputRecord("probabilities", "float32", (classes,)),
         OutputRecord("prediction_set", "bool", (classes,)),
         OutputRecord("abstain", "bool", ()),
+        OutputRecord(QUERIED, "int64", ()),
         *numbers,
     ]
     return {record.name: record for record in records}

@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from plateaux.config.components import Components, Model
+from plateaux.core.bounded import Finite
 from plateaux.core.errors import PlateauxError, RecipeError, RunError, StorageError
 from plateaux.core.method import LossFn
 from plateaux.core.metric import Metric
@@ -34,7 +35,7 @@ from plateaux.ensembles.conformal import Conformal
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.selective import RejectionThreshold
 from plateaux.ensembles.temperature import ORDERS, Order, Temperatures, calibrate_then_pool, pool_then_calibrate
-from plateaux.evaluation.cascade_fit import calibrated_log_p, check_cascade, fit_cascade, pool
+from plateaux.evaluation.cascade_fit import calibrated_log_p, check_cascade, fit_cascade, pool, reference_scores
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
@@ -62,6 +63,7 @@ class Calibration:
     threshold: RejectionThreshold
     cascade: Cascade | None = None  # None: all members are always queried
     cascade_ids: Tensor | None = None  # of the samples that the cascade was fitted on
+    ood_reference: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # mean and std of each OOD score
 
     def log_p(self, logits: Tensor, order: Order | None = None) -> Tensor:
         """Return the calibrated log-probabilities `[N, C]` of the ensemble, or of its cascade."""
@@ -91,6 +93,7 @@ class Calibration:
             "sets": [fitted.to_dict() for fitted in self.sets],
             "threshold": self.threshold.to_dict(),
             **({} if self.cascade is None else {"cascade": self.cascade.to_dict()}),
+            "ood_reference": {name: list(values) for name, values in self.ood_reference.items()},
         }
 
     def write(self, run: Run) -> None:
@@ -124,6 +127,7 @@ class Calibration:
             stored.threshold,
             stored.cascade,
             run.store.get_tensor(IDS, "cascade_ids", dims=1, integers=True) if is_cascade else None,
+            stored.ood_reference,
         )
 
 
@@ -139,6 +143,7 @@ class _StoredCalibration:
     sets: tuple[Conformal, ...]
     threshold: RejectionThreshold
     cascade: Cascade | None = None
+    ood_reference: dict[str, tuple[Finite, Finite]] = field(default_factory=dict)
 
     def find_problem(self) -> str | None:
         """Return what is wrong with values of the right type, or None."""
@@ -249,8 +254,9 @@ def calibrate(
     threshold = selective.fit(error_probability(log_p), incorrect, fit.target_risk, bound=fit.bound)
     fingerprint, hashes = evaluator.split_fingerprint(target), tuple(evaluator.hashes)
     calibration = Calibration(
-        split, fingerprint, outputs.ids, hashes, fit.order, temperatures, sets, threshold, cascade, cascade_ids
-    )
+        split, fingerprint, outputs.ids, hashes, fit.order, temperatures, sets, threshold, cascade, cascade_ids,
+        reference_scores(outputs.logits, cascade),
+    )  # fmt: skip
     calibration.write(evaluator.run)
     remarks = [*temperatures[fit.order].remarks, *(fitted.remark for fitted in sets), threshold.remark]
     for remark in [*remarks, *([] if cascade is None else [cascade.remark])]:

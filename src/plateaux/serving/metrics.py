@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from plateaux.core.optional import optional_import
+from plateaux.deploy.manifest import ReferenceScore
 from plateaux.evaluation.prediction_records import Predictions
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -22,7 +23,7 @@ WINDOW = 0.999  # weight that a row keeps in the moving mean with every further 
 class ServiceMetrics:
     """Counters and histograms of a worker; all workers of a service report together."""
 
-    def __init__(self) -> None:
+    def __init__(self, reference: ReferenceScore | None = None) -> None:
         client = optional_import("prometheus_client", extra="serve")
         self._client = client
         self._is_shared = FOLDER_VARIABLE in os.environ
@@ -51,6 +52,12 @@ class ServiceMetrics:
         )
         self.members = client.Counter("plateaux_members_queried", "Members that were queried", registry=registry)
         self._mean: float | None = None
+        if reference is not None:  # what the calibration samples had, to compare the moving mean with
+            for name, value in (("mean", reference.mean), ("std", reference.std)):
+                text = f"OOD score of the {reference.samples} samples of the calibration: {name}"
+                client.Gauge(
+                    f"plateaux_ood_score_reference_{name}", text, multiprocess_mode="livemostrecent", registry=registry
+                ).set(value)
 
     def observe_batch(self, rows: int, seconds: float) -> None:
         """Record one computed batch."""

@@ -55,6 +55,7 @@ if (form) form.addEventListener("submit", async (event) => {
   const rows = [["label", found.label_name], ["probability", found.probability.toFixed(4)],
     ["entropy (nats)", found.entropy.toFixed(4)], ["mutual information (nats)", found.mutual_information.toFixed(4)],
     ["OOD score", found.ood_score.toFixed(4)],
+    ...("members_queried" in found ? [["members queried", found.members_queried]] : []),
     ["prediction set", found.prediction_set === null ? "not calibrated" : found.prediction_set.join(", ") || "empty"],
     ["abstain", found.abstain === null ? "not calibrated" : found.abstain ? "yes: do not use this answer" : "no"]];
   for (const [name, value] of rows) {
@@ -79,6 +80,8 @@ def render_page(manifest: Manifest, predictor: Predictor, settings: ServeSetting
         "classes": f"{contract.classes}: {names}",
         "members": str(len(manifest.members)),
         "calibrated": "yes" if predictor.calibrated else "no",
+        **_cascade(manifest),
+        **({"intended use": manifest.intended_use} if manifest.intended_use else {}),
         "OOD score": predictor.ood_score,
         "license": manifest.license or "not stated",
     }
@@ -113,6 +116,13 @@ def render_page(manifest: Manifest, predictor: Predictor, settings: ServeSetting
         "img-src blob:; connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
     )
     return page, {"content-security-policy": policy, "x-content-type-options": "nosniff", "cache-control": "no-store"}
+
+
+def _cascade(manifest: Manifest) -> dict[str, str]:
+    cascade = manifest.cascade
+    if cascade is None:
+        return {}
+    return {"members queried, mean": f"{cascade.queried:.2f} of {len(manifest.members)}, on calibration samples"}
 
 
 def _measured(manifest: Manifest) -> dict[str, str]:

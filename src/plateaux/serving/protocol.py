@@ -34,6 +34,7 @@ MAX_DIMS = 8
 OUTPUT_DTYPES = {
     "label": "INT64", "label_name": "BYTES", "probability": "FP32", "probabilities": "FP32", "entropy": "FP32",
     "mutual_information": "FP32", "ood_score": "FP32", "prediction_set": "BOOL", "abstain": "BOOL",
+    "members_queried": "INT64",
 }  # fmt: skip
 BY_CLASS = ("probabilities", "prediction_set")  # outputs with one value per class
 

@@ -1,0 +1,39 @@
+"""The commands `plateaux push` and `plateaux pull`: the only ones that send or fetch on their own."""
+
+from typing import Annotated
+
+import typer
+
+import plateaux
+from plateaux.cli.common import AsJson, print_result, progress_bar
+
+
+def push(
+    bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="The folder or URL of a bundle.")],
+    target: Annotated[str, typer.Argument(help="hf://user/name, a URL such as s3://bucket/name, or a folder.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository of the hub private.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a bundle to the Hugging Face Hub, a bucket, or a folder; model.pt2, which may contain code, is left out.
+
+    In Python: `plateaux.push("bundle", "hf://user/name")`
+    """
+    with progress_bar("pushing", "files") as progress:
+        address = plateaux.push(bundle, target, private=private, progress=progress)
+    print_result(as_json, {"address": address}, lambda: [f"{bundle} is now at {address}"])
+
+
+def pull(
+    source: Annotated[str, typer.Argument(help="hf://user/name[@revision], a URL such as s3://..., or a folder.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="The folder to write to; it must be empty.")],
+    member: Annotated[int | None, typer.Option(min=0, help="Fetch only the weights of this member.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a bundle from the Hugging Face Hub, a bucket, or a folder, and check its digests.
+
+    In Python: `plateaux.pull("hf://user/name", "bundle")`
+    """
+    with progress_bar("pulling", "files") as progress:
+        files = plateaux.pull(source, out, member=member, progress=progress)
+    count = f"{len(files)} file{'s' * (len(files) != 1)}"
+    print_result(as_json, {"folder": out, "files": files}, lambda: [f"{out}: {count}, all digests are correct"])
