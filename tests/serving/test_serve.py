@@ -18,12 +18,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 import torch
+from digit_runs import train_digits
 from PIL import Image
 
 import plateaux
@@ -292,6 +294,71 @@ def test_connections_above_the_limit_wait_and_are_served(bundle: Path, tmp_path:
             each.close()
         waiting.join(60)
         assert answers == [200]
+
+
+def test_slow_clients_are_disconnected_and_do_not_block_others(bundle: Path, tmp_path: Path) -> None:
+    with running(bundle, tmp_path, "--read-timeout", 1, "--max-connections", 3) as server:
+        silent, head, body = (socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(3))
+        head.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nX-")
+        body.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
+        assert ask(server.url, "/v2/health/live")[0] == 200  # it waits until the server has closed one of them
+        answer = b""
+        while part := body.recv(4096):
+            answer += part
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"did not arrive within 1 s" in answer
+        for client in (silent, head):
+            assert client.recv(1) == b""
+        for client in (silent, head, body):
+            client.close()
+
+
+def test_only_connections_without_a_new_request_are_idle() -> None:
+    from plateaux.serving.server import IdleConnections
+
+    def connection(request: Any) -> Any:
+        return SimpleNamespace(cycle=request, transport=SimpleNamespace(close=lambda: closed.append(made)))
+
+    closed: list[Any] = []
+    idle, made = IdleConnections(10.0), connection(None)
+    for now in (0.0, 9.0):
+        assert idle.close_idle([made], now) == 0
+    made.cycle = SimpleNamespace(response_complete=False)  # a request is answered, however long this takes
+    for now in (11.0, 30.0):
+        assert idle.close_idle([made], now) == 0
+    made.cycle.response_complete = True
+    assert idle.close_idle([made], 31.0) == 0
+    made.cycle = SimpleNamespace(response_complete=True)  # another request has come and gone
+    assert idle.close_idle([made], 40.0) == 0
+    assert idle.close_idle([made], 49.0) == 0
+    assert closed == []
+    assert idle.close_idle([made], 51.0) == 1
+    assert closed == [made]
+
+
+def test_a_cascade_reports_members_queried_and_the_scores_of_its_calibration(tmp_path: Path) -> None:
+    run = train_digits(tmp_path / "run", members=4, model={"name": "mlp", "hidden_sizes": [8]})
+    plateaux.calibrate(run, fit=plateaux.CalibrationOptions(cascade=plateaux.CascadeOptions(max_harm=0.1)))
+    made = plateaux.export(run, tmp_path / "digits")
+    x, _ = dataset.get("digits")().test.fetch(torch.arange(100))
+    expected = plateaux.load_predictor(tmp_path / "digits")(x)
+    assert expected.members_queried is not None
+    assert isinstance(x, torch.Tensor)
+    with running(tmp_path / "digits", tmp_path) as server:
+        answer = infer(
+            server.url, x.numpy() / np.float32(255), outputs=[{"name": "members_queried"}, {"name": "label"}]
+        )
+        queried, labels = (output["data"] for output in answer["outputs"])
+        assert queried == expected.members_queried.tolist()
+        assert labels == expected.label.tolist()
+        metrics = ask(server.url, "/metrics")[2].decode()
+        values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
+        assert float(values["plateaux_members_queried_total"]) == sum(queried)
+        assert made.manifest.reference is not None
+        assert float(values["plateaux_ood_score_reference_mean"]) == pytest.approx(made.manifest.reference.mean)
+        assert float(values["plateaux_ood_score_reference_std"]) == pytest.approx(made.manifest.reference.std)
+        page = ask(server.url, "/")[2].decode()
+        assert "members queried, mean" in page
 
 
 def test_requests_in_flight_are_answered_after_sigterm(bundle: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def serve(
     max_rows: Annotated[int, typer.Option(min=1, help="Rows of one request.")] = 128,
     max_bytes: Annotated[int, typer.Option(min=1, help="Bytes of one request.")] = 32 << 20,
     deadline: Annotated[float, typer.Option(help="Seconds that a request may wait before it gets 504.")] = 10.0,
+    read_timeout: Annotated[float, typer.Option(help="Seconds in which a request must arrive as a whole.")] = 30.0,
     log_requests: Annotated[bool, typer.Option(help="Log one JSON line per request, without its inputs.")] = False,
 ) -> None:
     """Serve a bundle: Open Inference Protocol v2, /predict, /metrics, and a page to try it.
@@ -44,6 +45,7 @@ def serve(
         max_rows=max_rows,
         max_bytes=max_bytes,
         deadline_s=deadline,
+        read_timeout_s=read_timeout,
         log_requests=log_requests,
     )
     from plateaux.serving.server import serve as run_server

@@ -46,7 +46,12 @@ class BodyTooLargeError(PlateauxError):
     """The body of a request exceeds the limit."""
 
 
+class SlowClientError(PlateauxError):
+    """The body of a request did not arrive in time."""
+
+
 STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (SlowClientError, 408),
     (BodyTooLargeError, 413),
     (QueueFullError, 429),
     (DeadlineError, 504),
@@ -176,7 +181,7 @@ async def _answer(service: Service, request: Request, endpoint: Endpoint) -> Res
         if isinstance(error, QueueFullError):
             response.headers["retry-after"] = str(round(error.retry_after_s))
             response.headers["connection"] = "close"  # the next try waits in the listen backlog
-        if isinstance(error, BodyTooLargeError):
+        if isinstance(error, BodyTooLargeError | SlowClientError):
             response.headers["connection"] = "close"  # the rest of the body is not read
         return response
     except Exception as error:  # no traceback may reach a client
@@ -197,11 +202,18 @@ async def _read_body(service: Service, request: Request) -> bytes:
     if length.isdigit() and len(length) < 20 and int(length) > limit:
         raise BodyTooLargeError(f"The body has {int(length):,} bytes. Expected: at most {limit:,}")
     parts, size = list[bytes](), 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise BodyTooLargeError(f"The body has more than {limit:,} bytes, the limit of this service")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(service.settings.read_timeout_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise BodyTooLargeError(f"The body has more than {limit:,} bytes, the limit of this service")
+                parts.append(part)
+    except TimeoutError:
+        seconds = service.settings.read_timeout_s
+        raise SlowClientError(
+            f"The body did not arrive within {seconds:g} s. Send it faster, or less at once"
+        ) from None
     return b"".join(parts)
 
 

@@ -14,7 +14,8 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
@@ -72,12 +73,46 @@ class BoundedListener:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-class BoundedServer(uvicorn.Server):
-    """A server of uvicorn that accepts a bounded number of connections."""
+class IdleConnections:
+    """Closes connections on which no complete request head arrives for some seconds.
 
-    def __init__(self, config: uvicorn.Config, max_connections: int, lifecycle: Lifecycle) -> None:
+    uvicorn closes a connection that is idle after a response, but not one on which a client sends nothing at all, or
+    a few bytes now and then. Such clients would otherwise take all connections.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._waiting: dict[Any, tuple[Any, float]] = {}  # the last request of each waiting connection, and since when
+
+    def close_idle(self, connections: Iterable[Any], now: float) -> int:
+        """Close the connections that have waited too long, and return how many."""
+        waiting, closed = dict[Any, tuple[Any, float]](), 0
+        for connection in connections:
+            request = connection.cycle  # None before the first; a new object for every request
+            if request is not None and not request.response_complete:
+                continue
+            last, since = self._waiting.get(connection, (request, now))
+            waiting[connection] = (request, since if last is request else now)
+            if now - waiting[connection][1] > self._timeout_s:
+                connection.transport.close()
+                closed += 1
+        self._waiting = waiting
+        return closed
+
+    async def run(self, connections: Collection[Any]) -> None:
+        """Look at the connections until this is cancelled."""
+        while True:
+            await asyncio.sleep(min(1.0, self._timeout_s / 2))
+            self.close_idle(list(connections), time.monotonic())
+
+
+class BoundedServer(uvicorn.Server):
+    """A server of uvicorn that accepts a bounded number of connections, and closes those of slow clients."""
+
+    def __init__(self, config: uvicorn.Config, settings: ServeSettings, lifecycle: Lifecycle) -> None:
         super().__init__(config)
-        self.max_connections, self.lifecycle = max_connections, lifecycle
+        self.settings, self.lifecycle = settings, lifecycle
+        self._idle: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
@@ -90,10 +125,12 @@ class BoundedServer(uvicorn.Server):
             return protocol(config=config, server_state=state, app_state=self.lifespan.state)
 
         listeners = [
-            BoundedListener(each, connect, lambda: len(state.connections), self.max_connections)
+            BoundedListener(each, connect, lambda: len(state.connections), self.settings.max_connections)
             for each in sockets or []
         ]
         self.servers = as_type("list[asyncio.base_events.Server]", listeners)  # has the methods that uvicorn calls
+        idle = IdleConnections(self.settings.read_timeout_s)
+        self._idle = asyncio.get_running_loop().create_task(idle.run(state.connections))
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -101,6 +138,8 @@ class BoundedServer(uvicorn.Server):
         self.lifecycle.is_draining = True
         await asyncio.sleep(GRACE_S)
         await super().shutdown(sockets)
+        if self._idle is not None:
+            self._idle.cancel()
 
 
 def serve(settings: ServeSettings, *, host: str = "127.0.0.1", port: int = 8000, workers: int = 1) -> None:
@@ -134,7 +173,7 @@ def run_worker(settings: ServeSettings, listener: socket.socket) -> None:
         timeout_graceful_shutdown=DRAIN_S,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
-    BoundedServer(config, settings.max_connections, lifecycle).run(sockets=[listener])
+    BoundedServer(config, settings, lifecycle).run(sockets=[listener])
 
 
 def _exit(*_: Any) -> None:

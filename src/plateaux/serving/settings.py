@@ -24,6 +24,7 @@ class ServeSettings:
         max_bytes: Bytes of the body of a request.
         max_pixels: Pixels of an image.
         deadline_s: Seconds after which a request that still waits is refused with 504.
+        read_timeout_s: Seconds in which a request must arrive as a whole; a slower client is disconnected.
         log_requests: Log one JSON line per request.
     """
 
@@ -37,6 +38,7 @@ class ServeSettings:
     max_bytes: int = 32 << 20
     max_pixels: int = 25_000_000
     deadline_s: float = 10.0
+    read_timeout_s: float = 30.0
     log_requests: bool = False
 
     def __post_init__(self) -> None:
@@ -45,8 +47,9 @@ class ServeSettings:
                 raise RecipeError(f"{name} = {getattr(self, name)}: give a number of at least 1")
         if self.max_batch is not None and self.max_batch < 1:
             raise RecipeError(f"max_batch = {self.max_batch}: give a number of at least 1")
-        if not self.deadline_s > 0:
-            raise RecipeError(f"deadline_s = {self.deadline_s}: give a number of seconds above 0")
+        for name in ("deadline_s", "read_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise RecipeError(f"{name} = {getattr(self, name)}: give a number of seconds above 0")
         if not self.name or not all(letter.isalnum() or letter in "-_." for letter in self.name):
             raise RecipeError(
                 f"name = {self.name!r}: use letters, digits, '-', '_' and '.', because it is part of URLs"
