@@ -1,7 +1,7 @@
 """A small Hugging Face Hub on the loopback interface: repositories, commits, large files, and downloads.
 
-It has what `huggingface_hub` calls for `create_repo`, `create_commit`, `model_info`, and `hf_hub_download`. Files of
-more than a kilobyte are uploaded as large files (LFS), as the real hub requires for binary ones.
+It has what `huggingface_hub` calls for `create_repo`, `create_commit`, `model_info`, and `hf_hub_download`. Weights
+and graphs are uploaded as large files (LFS), as the real hub requires.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-LARGE = 1000  # bytes
+LARGE = (".onnx", ".safetensors")
 
 
 class Hub:
@@ -98,7 +98,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
         def preupload(self, body: bytes, repo: str, revision: str) -> None:
             listed = json.loads(body)["files"]
-            modes = {each["path"]: "lfs" if each["size"] > LARGE else "regular" for each in listed}
+            modes = {each["path"]: "lfs" if each["path"].endswith(LARGE) else "regular" for each in listed}
             files = [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]
             self._send({"files": files})
 

@@ -30,6 +30,7 @@ from plateaux.storage.digests import with_json_digest
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.xdist_group("bundle")  # one worker makes the bundle once
 FILES = (
     *("manifest.json", "model.onnx", "model.pt2", "golden.safetensors"),
     *("members/0.safetensors", "members/1.safetensors"),

@@ -289,6 +289,7 @@ def test_named_inputs_are_inputs_of_the_graph(tmp_path: Path) -> None:
         assert found.label.tolist() == expected.label.tolist()
 
 
+@pytest.mark.xdist_group("bundle")
 def test_what_was_fixed_at_export_cannot_be_changed_at_load(exported: Path, calibrated_run: Path) -> None:
     for options, message in (
         ({"ood_score": "pds"}, "computes 'max_probability'. Export it again with --ood-score pds"),
@@ -306,6 +307,7 @@ def test_what_was_fixed_at_export_cannot_be_changed_at_load(exported: Path, cali
         plateaux.export(calibrated_run, exported)
 
 
+@pytest.mark.xdist_group("bundle")
 def test_a_calibrated_run_of_images_agrees_in_every_answer(exported: Path, calibrated_run: Path) -> None:
     x, _ = dataset.get("digits")().test.fetch(torch.arange(200))
     expected = plateaux.load_predictor(calibrated_run)(x)
@@ -320,6 +322,7 @@ def test_a_calibrated_run_of_images_agrees_in_every_answer(exported: Path, calib
         assert found.class_names == expected.class_names
 
 
+@pytest.mark.xdist_group("bundle")
 def test_the_manifest_has_measured_numbers_and_no_trace_of_the_machine(exported: Path, calibrated_run: Path) -> None:
     manifest = Bundle.open(exported).manifest
     (accuracy,) = [number for number in manifest.measured if number.metric == "accuracy"]

@@ -24,6 +24,7 @@ from plateaux.storage.digests import with_json_digest
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("huggingface_hub")
+pytestmark = pytest.mark.xdist_group("bundle")  # one worker makes the bundle once
 REPO = "someone/digits"
 
 

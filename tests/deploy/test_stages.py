@@ -20,18 +20,19 @@ from plateaux.core.registry import dataset
 from plateaux.deploy.agreement import compare_answers
 from plateaux.deploy.bundle import Bundle
 from plateaux.deploy.loading import ModuleBackend
-from plateaux.deploy.stage_backend import CONFIDENCE, LOGITS, QUERIED, StageBackend
+from plateaux.deploy.stage_backend import CONFIDENCE, LOGITS, PREVIOUS, QUERIED, StageBackend
 from plateaux.ensembles.cascade import CascadeOptions
 from plateaux.evaluation.calibration import Calibration
 from plateaux.storage.digests import with_json_digest
 
 pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.xdist_group("stages")  # one worker makes the bundle once
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = train_digits(tmp_path_factory.mktemp("stages") / "run", members=4, model={"name": "mlp", "hidden_sizes": [8]})
-    fit = plateaux.CalibrationOptions(cascade=CascadeOptions(max_harm=0.1), target_risk=0.2)
+    fit = plateaux.CalibrationOptions(cascade=CascadeOptions(max_harm=0.02), target_risk=0.2)
     plateaux.calibrate(out, fit=fit)
     return out
 
@@ -130,8 +131,8 @@ def fake_stage(begin: int, end: int, *, last: bool) -> Any:
     def run_stage(arrays: Any) -> dict[str, Any]:
         x = arrays["x"]
         if begin:
-            assert arrays[LOGITS].shape == (len(x), begin, 1)
-            assert (arrays[LOGITS][:, 0, 0] == x[:, 0]).all()  # the logits of the same inputs
+            assert arrays[PREVIOUS].shape == (len(x), begin, 1)
+            assert (arrays[PREVIOUS][:, 0, 0] == x[:, 0]).all()  # the logits of the same inputs
         answers = {"label": np.full(len(x), end), "row": x[:, 0].copy()}
         if last:
             return answers

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -98,10 +99,7 @@ def _files_to_push(bundle: Bundle) -> dict[str, Callable[[], bytes]]:
         manifest = replace(manifest, checks=checks, files={n: r for n, r in manifest.files.items() if n != PT2})
         card = model_card(manifest).encode()
         manifest = replace(manifest, files={**manifest.files, CARD: FileRecord(*hash_sha256(io.BytesIO(card)))})
-    files: dict[str, Callable[[], bytes]] = {
-        name: (lambda name=name: bundle.read(name))
-        for name in manifest.files  # type: ignore[misc]
-    }
+    files: dict[str, Callable[[], bytes]] = {name: partial(bundle.read, name) for name in manifest.files}
     if card is not None:
         files[CARD] = lambda: card
     return {**files, MANIFEST: manifest.to_bytes}

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from plateaux.deploy.manifest import QUERIED
 from plateaux.deploy.predictor import Arrays, Backend
 
-LOGITS, CONFIDENCE = "member_logits", "stage_confidence"  # of a stage, besides inputs and answers
+PREVIOUS = "previous_logits"  # an input of a stage: the logits of the members before it
+LOGITS, CONFIDENCE = "member_logits", "stage_confidence"  # outputs of a stage besides its answers
 
 
 class StageBackend:
@@ -44,13 +45,13 @@ class StageBackend:
             rows = rows[goes_on]
             if not len(rows):
                 break
-            inputs = {**{name: values[rows] for name, values in arrays.items()}, LOGITS: logits[goes_on]}
+            inputs = {**{name: values[rows] for name, values in arrays.items()}, PREVIOUS: logits[goes_on]}
         return answers
 
 
 def stage_inputs(inputs: Sequence[str], stage: int) -> list[str]:
     """Return the names of the inputs of a stage; the first is 0."""
-    return [*inputs, *([LOGITS] if stage else [])]
+    return [*inputs, *([PREVIOUS] if stage else [])]
 
 
 def stage_outputs(answers: Sequence[str], *, is_last: bool) -> list[str]:
