@@ -32,7 +32,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.xdist_group("bundle")  # one worker makes the bundle once
 FILES = (
-    *("manifest.json", "model.onnx", "model.pt2", "golden.safetensors"),
+    *("manifest.json", "README.md", "model.onnx", "model.pt2", "golden.safetensors"),
     *("members/0.safetensors", "members/1.safetensors"),
 )
 
@@ -92,7 +92,7 @@ def test_a_changed_byte_anywhere_is_refused_and_the_file_is_named(bundle: Path, 
 
 
 @pytest.mark.parametrize(
-    "name", ["extra.txt", ".hidden", "members/2.safetensors", "members/evil.py", "README.md", "a/b"]
+    "name", ["extra.txt", ".hidden", "members/2.safetensors", "members/evil.py", "readme.md", "a/b"]
 )
 def test_a_foreign_file_is_refused_and_named(bundle: Path, name: str) -> None:
     (bundle / name).parent.mkdir(exist_ok=True)

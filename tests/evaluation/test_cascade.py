@@ -95,15 +95,19 @@ def test_both_lists_of_ids_are_stored_and_read_back(run: Path) -> None:
     assert set(tensors) == {"ids", "cascade_ids"}
 
 
-def test_a_calibration_without_a_cascade_is_stored_as_before(run: Path) -> None:
+def test_a_calibration_without_a_cascade_stores_none_of_it(run: Path) -> None:
     made = calibrate(run)
     stored = LocalStore(run).get_json("calibration.json")
     assert list(stored) == [
-        *("split", "fingerprint", "samples", "hashes", "order", "temperatures", "sets", "threshold")
+        *("split", "fingerprint", "samples", "hashes", "order", "temperatures", "sets", "threshold", "ood_reference")
     ]
     assert set(LocalStore(run).get_tensors("calibration-ids.safetensors")) == {"ids"}
     assert stored["samples"] == 300
     outputs = outputs_on(run, "validation")
+    for name, (mean, std) in made.ood_reference.items():
+        scores = OOD_SCORES[name](outputs.logits).double().numpy()
+        assert (mean, std) == pytest.approx((scores.mean(), scores.std()))
+    assert set(made.ood_reference) == set(OOD_SCORES)
     assert made.temperatures["pool then calibrate"] == temperature.pool_then_calibrate(outputs.logits, outputs.y)
     answers = predict(run)
     assert answers.members_queried is None

@@ -317,11 +317,12 @@ def test_slow_clients_are_disconnected_and_do_not_block_others(bundle: Path, tmp
 def test_only_connections_without_a_new_request_are_idle() -> None:
     from plateaux.serving.server import IdleConnections
 
-    def connection(request: Any) -> Any:
-        return SimpleNamespace(cycle=request, transport=SimpleNamespace(close=lambda: closed.append(made)))
+    class Connection:
+        cycle: Any = None
+        transport = SimpleNamespace(close=lambda: closed.append(made))
 
     closed: list[Any] = []
-    idle, made = IdleConnections(10.0), connection(None)
+    idle, made = IdleConnections(10.0), Connection()
     for now in (0.0, 9.0):
         assert idle.close_idle([made], now) == 0
     made.cycle = SimpleNamespace(response_complete=False)  # a request is answered, however long this takes
