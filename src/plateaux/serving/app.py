@@ -46,12 +46,7 @@ class BodyTooLargeError(PlateauxError):
     """The body of a request exceeds the limit."""
 
 
-class SlowClientError(PlateauxError):
-    """The body of a request did not arrive in time."""
-
-
 STATUS: tuple[tuple[type[Exception], int], ...] = (
-    (SlowClientError, 408),
     (BodyTooLargeError, 413),
     (QueueFullError, 429),
     (DeadlineError, 504),
@@ -91,11 +86,9 @@ class Service:
         self.batcher.start()
 
     async def predict(self, inputs: PreparedInputs) -> Predictions:
-        """Return predictions from a shared batch, and record them."""
+        """Return predictions from a shared batch."""
         assert self.batcher is not None
-        found = await self.batcher.predict(inputs, self.settings.deadline_s)
-        self.metrics.observe_predictions(found)
-        return found
+        return await self.batcher.predict(inputs, self.settings.deadline_s)
 
     def is_allowed(self, request: Request) -> bool:
         """Return whether a request has the API key, if there is one."""
@@ -122,24 +115,18 @@ def create_app(settings: ServeSettings, lifecycle: Lifecycle) -> Starlette:
     def route(path: str, name: str, endpoint: Endpoint, method: str = "GET") -> Route:
         return Route(path, _guarded(service, name, endpoint), methods=[method], name=name)
 
-    models = "/v2/models/{model}"
+    prefixes = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
     return Starlette(
-        routes=[
+        routes=[  # compared with the path of a request in this order
+            *(route(f"{prefix}/infer", "infer", _infer, "POST") for prefix in prefixes),
+            route("/predict", "predict", _predict, "POST"),
             route("/", "page", _page),
             route("/metrics", "metrics", _metrics),
-            route("/predict", "predict", _predict, "POST"),
             route("/v2", "server", _server_metadata),
             route("/v2/health/live", "live", _live),
             route("/v2/health/ready", "ready", _ready),
-            *(
-                made
-                for prefix in (models, f"{models}/versions/{{version}}")
-                for made in (
-                    route(prefix, "model", _model_metadata),
-                    route(f"{prefix}/ready", "model_ready", _model_ready),
-                    route(f"{prefix}/infer", "infer", _infer, "POST"),
-                )
-            ),
+            *(route(prefix, "model", _model_metadata) for prefix in prefixes),
+            *(route(f"{prefix}/ready", "model_ready", _model_ready) for prefix in prefixes),
         ],
         lifespan=lifespan,
     )
@@ -158,10 +145,7 @@ def _guarded(service: Service, name: str, endpoint: Endpoint) -> Callable[[Reque
             response = _error(401, "The API key is missing or wrong. Send it as Authorization: Bearer KEY")
         response.headers["x-request-id"] = request.state.request_id
         seconds = time.perf_counter() - begin
-        service.metrics.requests.labels(name, str(response.status_code)).inc()
-        service.metrics.latency.labels(name).observe(seconds)
-        if service.batcher is not None:
-            service.metrics.queue.set(service.batcher.rows)
+        service.metrics.observe_request(name, response.status_code, seconds)
         if service.settings.log_requests:
             record = {"id": request.state.request_id, "endpoint": name, "status": response.status_code}
             access_log.info(json.dumps({**record, "ms": round(1000 * seconds, 2)}))
@@ -181,7 +165,7 @@ async def _answer(service: Service, request: Request, endpoint: Endpoint) -> Res
         if isinstance(error, QueueFullError):
             response.headers["retry-after"] = str(round(error.retry_after_s))
             response.headers["connection"] = "close"  # the next try waits in the listen backlog
-        if isinstance(error, BodyTooLargeError | SlowClientError):
+        if isinstance(error, BodyTooLargeError):
             response.headers["connection"] = "close"  # the rest of the body is not read
         return response
     except Exception as error:  # no traceback may reach a client
@@ -201,19 +185,15 @@ async def _read_body(service: Service, request: Request) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isdigit() and len(length) < 20 and int(length) > limit:
         raise BodyTooLargeError(f"The body has {int(length):,} bytes. Expected: at most {limit:,}")
-    parts, size = list[bytes](), 0
-    try:
-        async with asyncio.timeout(service.settings.read_timeout_s):
-            async for part in request.stream():
-                size += len(part)
-                if size > limit:
-                    raise BodyTooLargeError(f"The body has more than {limit:,} bytes, the limit of this service")
-                parts.append(part)
-    except TimeoutError:
-        seconds = service.settings.read_timeout_s
-        raise SlowClientError(
-            f"The body did not arrive within {seconds:g} s. Send it faster, or less at once"
-        ) from None
+    parts, size, has_more = list[bytes](), 0, True
+    while has_more:  # faster than `request.stream()`
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(part := message.get("body", b""))
+        size, has_more = size + len(part), message.get("more_body", False)
+        if size > limit:
+            raise BodyTooLargeError(f"The body has more than {limit:,} bytes, the limit of this service")
     return b"".join(parts)
 
 

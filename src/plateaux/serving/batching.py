@@ -56,7 +56,7 @@ class Batcher:
         *,
         max_batch: int,
         max_queue: int,
-        observe: Callable[[int, float], None] = lambda rows, seconds: None,
+        observe: Callable[[Predictions, float, int], None] = lambda found, seconds, queued: None,
     ) -> None:
         self.predictor, self.max_batch, self.max_queue, self.observe = predictor, max_batch, max_queue, observe
         self.rows = 0  # that wait or are computed
@@ -110,7 +110,7 @@ class Batcher:
                 continue
             seconds = time.perf_counter() - begin
             self._seconds_per_row = 0.9 * self._seconds_per_row + 0.1 * seconds / len(inputs)
-            self.observe(len(inputs), seconds)
+            self.observe(found, seconds, self.rows - len(inputs))
             start = 0
             for item in batch:
                 _set(item.result, found.take(slice(start, start + len(item.inputs))))

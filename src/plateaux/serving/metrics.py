@@ -36,7 +36,10 @@ class ServiceMetrics:
             "plateaux_request_seconds", "Time to answer a request", ["endpoint"], buckets=SECONDS, registry=registry
         )
         self.queue = client.Gauge(
-            "plateaux_queue_rows", "Rows that wait or are computed", multiprocess_mode="livesum", registry=registry
+            "plateaux_queue_rows",
+            "Rows that waited when the last batch ended",
+            multiprocess_mode="livesum",
+            registry=registry,
         )
         self.batch = client.Histogram("plateaux_batch_rows", "Rows of a batch", buckets=ROWS, registry=registry)
         self.compute = client.Histogram(
@@ -52,6 +55,7 @@ class ServiceMetrics:
         )
         self.members = client.Counter("plateaux_members_queried", "Members that were queried", registry=registry)
         self._mean: float | None = None
+        self._by_endpoint: dict[tuple[str, int], tuple[Any, Any]] = {}
         if reference is not None:  # what the calibration samples had, to compare the moving mean with
             for name, value in (("mean", reference.mean), ("std", reference.std)):
                 text = f"OOD score of the {reference.samples} samples of the calibration: {name}"
@@ -59,13 +63,20 @@ class ServiceMetrics:
                     f"plateaux_ood_score_reference_{name}", text, multiprocess_mode="livemostrecent", registry=registry
                 ).set(value)
 
-    def observe_batch(self, rows: int, seconds: float) -> None:
-        """Record one computed batch."""
-        self.batch.observe(rows)
-        self.compute.observe(seconds)
+    def observe_request(self, endpoint: str, status: int, seconds: float) -> None:
+        """Record one request."""
+        key = endpoint, status
+        if key not in self._by_endpoint:  # looking up labels takes longer than counting
+            self._by_endpoint[key] = self.requests.labels(endpoint, str(status)), self.latency.labels(endpoint)
+        count, latency = self._by_endpoint[key]
+        count.inc()
+        latency.observe(seconds)
 
-    def observe_predictions(self, found: Predictions) -> None:
-        """Record the answers of a request."""
+    def observe_batch(self, found: Predictions, seconds: float, queued: int) -> None:
+        """Record one computed batch, and how many rows wait or were computed with it."""
+        self.queue.set(queued)
+        self.batch.observe(len(found))
+        self.compute.observe(seconds)
         self.rows.inc(len(found))
         if found.abstain is not None:
             self.abstained.inc(int(found.abstain.sum()))

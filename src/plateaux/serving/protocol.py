@@ -8,6 +8,7 @@ takes its texts by name (BYTES).
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -138,7 +139,7 @@ def _from_bytes(name: str, content: memoryview, shape: list[int], datatype: Any)
             f"The datatype of {name[:100]!r} is {str(datatype)[:40]!r}. Expected: BYTES, {', '.join(DTYPES)}"
         )
     values = np.frombuffer(content, dtype=np.uint8)
-    expected = int(np.prod(shape, dtype=object)) * np.dtype(DTYPES[datatype]).itemsize
+    expected = math.prod(shape) * np.dtype(DTYPES[datatype]).itemsize
     if len(values) != expected:
         raise DataError(f"The binary data of {name[:100]!r} have {len(values)} bytes. Expected: {expected} for {shape}")
     return values.view(DTYPES[datatype]).reshape(shape)
@@ -161,7 +162,7 @@ def _split_bytes(name: str, content: memoryview, shape: list[int]) -> list[bytes
 
 
 def _check_count(name: str, items: Sequence[Any], shape: list[int]) -> None:
-    if len(items) != int(np.prod(shape, dtype=object)):
+    if len(items) != math.prod(shape):
         raise DataError(f"{name[:100]!r} has {len(items)} elements, which do not form the shape {shape}")
 
 
