@@ -182,7 +182,7 @@ def kill(results: Results, bundle: Path, log: Path, *, quick: bool) -> None:
     server = Server(bundle, log, "--workers", "2")
     while ready_workers(server) < 2:
         time.sleep(0.05)
-    found = [asyncio.run(kill_one(server, 15.0)) for _ in range(1 if quick else 5)]
+    found = [asyncio.run(kill_one(server, 5.0 if quick else 15.0)) for _ in range(1 if quick else 5)]
     server.stop()
     times, answers, lost = zip(*found, strict=True)
     results.add("kill: seconds until a new worker is ready, largest", max(times), full=at_most(10))
@@ -233,7 +233,7 @@ async def send_at_rate(port: int, rate: float, seconds: float, sample: Callable[
 
 
 def soak(results: Results, bundle: Path, log: Path, *, quick: bool) -> None:
-    seconds = 12.0 if quick else 1200.0
+    seconds = 6.0 if quick else 1200.0
     server = Server(bundle, log)
     run_clients(server.port, 32, 2.0)
     peak = len(run_clients(server.port, 32, seconds / 60).latencies) / (seconds / 60)

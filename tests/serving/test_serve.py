@@ -394,7 +394,7 @@ def list_workers(server: RunningServer) -> set[int]:
 
 
 def test_a_killed_worker_is_replaced_while_others_answer(bundle: Path, tmp_path: Path) -> None:
-    with running(bundle, tmp_path, "--workers", 2) as server:
+    with running(bundle, tmp_path, "--workers", 2, "--log-requests") as server:
         while len(before := list_workers(server)) < 2:
             time.sleep(0.05)
         for _ in range(20):
@@ -415,6 +415,8 @@ def test_a_killed_worker_is_replaced_while_others_answer(bundle: Path, tmp_path:
         infer(server.url, np.zeros((1, 1, 8, 8)))
         log = server.log.read_text()
     assert "a new one starts" in log
+    assert log.count("ready: batches of") >= 2
+    assert log.count('"endpoint": "infer"') >= 20
 
 
 def test_the_command_refuses_what_it_cannot_serve(bundle: Path, tmp_path: Path) -> None:

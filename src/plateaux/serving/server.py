@@ -181,6 +181,16 @@ def run_worker(settings: ServeSettings, listener: socket.socket) -> None:
     BoundedServer(config, settings, lifecycle).run(sockets=[listener])
 
 
+def _run_logged_worker(settings: ServeSettings, listener: socket.socket, level: int) -> None:
+    """Serve in a new process, which does not inherit the handlers of the logger."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    messages = logging.getLogger("plateaux")
+    messages.addHandler(handler)
+    messages.setLevel(level)
+    run_worker(settings, listener)
+
+
 def _exit(*_: Any) -> None:
     raise SystemExit(0)
 
@@ -219,7 +229,8 @@ class Supervisor:
 
     def _start(self) -> Any:
         context = multiprocessing.get_context("spawn")
-        worker = context.Process(target=run_worker, args=(self._settings, self._listener))
+        level = logging.getLogger("plateaux").getEffectiveLevel()
+        worker = context.Process(target=_run_logged_worker, args=(self._settings, self._listener, level))
         with protected_children():
             worker.start()
         return worker
