@@ -119,14 +119,26 @@ class Predictions:
 
     def take(self, rows: slice | NDArray[Any]) -> Predictions:
         """Return the predictions of some inputs."""
-        kept: dict[str, Any] = {
-            name: None if (values := getattr(self, name)) is None else values[rows] for name in ARRAYS
-        }
-        parts = (self.uncertainty.entropy[rows], self.uncertainty.mutual_information[rows])
+        # Without `replace` and `getattr`: a service calls this for every request.
         names, errors = (
             tuple(np.array(values, dtype=object)[rows]) if values else () for values in (self.names, self.errors)
         )
-        return replace(self, **kept, uncertainty=Uncertainty(*parts), names=names, errors=errors)
+        return Predictions(
+            self.label[rows],
+            self.probability[rows],
+            self.probabilities[rows],
+            Uncertainty(self.uncertainty.entropy[rows], self.uncertainty.mutual_information[rows]),
+            self.ood_score[rows],
+            None if self.prediction_set is None else self.prediction_set[rows],
+            None if self.abstain is None else self.abstain[rows],
+            self.class_names,
+            names,
+            self.ood_score_name,
+            self.calibrated,
+            self.remark,
+            errors,
+            None if self.members_queried is None else self.members_queried[rows],
+        )
 
     def write(self, file: Path) -> None:
         """Write a .csv, .jsonl, .parquet or .npz file atomically."""

@@ -239,20 +239,17 @@ def encode_response(found: Predictions, request: InferRequest, name: str, reques
     arrays = found.to_arrays()
     outputs, blobs = [], []
     for key in request.outputs:
-        datatype = OUTPUT_DTYPES[key]
+        datatype, is_binary = OUTPUT_DTYPES[key], key in request.binary
         if key == "label_name":
-            texts = [text.encode() for text in found.label_name]
-            shape, blob = [len(texts)], b"".join(struct.pack("<I", len(text)) + text for text in texts)
-            data: Any = found.label_name
+            texts = found.label_name
+            shape, data = [len(texts)], texts
+            blob = b"".join(struct.pack("<I", len(text)) + text for text in map(str.encode, texts))
         else:
-            values: NDArray[Any] = np.ascontiguousarray(arrays[key].astype(DTYPES[datatype]))
-            shape, blob, data = list(values.shape), b"", None
-            if key in request.binary:
-                blob = values.tobytes()
-            else:
-                data = values.ravel().tolist()
+            values: NDArray[Any] = arrays[key].astype(DTYPES[datatype])
+            shape = list(values.shape)
+            blob, data = (values.tobytes(), []) if is_binary else (b"", values.ravel().tolist())
         item: dict[str, Any] = {"name": key, "datatype": datatype, "shape": shape}
-        if key in request.binary:
+        if is_binary:
             item["parameters"] = {"binary_data_size": len(blob)}
             blobs.append(blob)
         else:
