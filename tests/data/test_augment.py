@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from reference import augment as reference
 
 from plateaux.core.errors import RecipeError
 from plateaux.data.augment import (
+    RATIOS,
     ROW,
     SHARE,
     UNIFORMS_PER_SAMPLE,
@@ -17,6 +19,7 @@ from plateaux.data.augment import (
     Augment,
     beta,
     crop_and_flip,
+    crop_boxes,
     mix_partners,
     mixup_cutmix,
     normalize,
@@ -223,3 +226,63 @@ def test_unsupported_inputs_and_options_are_rejected() -> None:
         )
     with pytest.raises(RecipeError, match=r"augment\.crop = -1"):
         Augment(crop=-1)
+
+
+def test_the_padding_of_a_crop_has_the_fill_value() -> None:
+    x, ids = images(), torch.arange(6)
+    for fill in (0, 128, 255):
+        found = crop_and_flip(x, ids, seed=3, augment=Augment(crop=2, crop_fill=fill))
+        for i, image in enumerate(x):
+            top, left = (math.floor(reference.uniform(3, i, column) * 5) for column in (0, 1))
+            assert torch.equal(found[i], reference.crop(image, top, left, 2, fill))
+    floats = crop_and_flip(x / 255, ids, seed=3, augment=Augment(crop=2, crop_fill=128))
+    expected = crop_and_flip(x, ids, seed=3, augment=Augment(crop=2, crop_fill=128)) / 255
+    assert torch.allclose(floats, expected)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (7, 9), (4, 40), (40, 4)])
+@pytest.mark.parametrize("areas", [(0.08, 1.0), (0.5, 0.5), (1.0, 1.0)])
+def test_a_resized_crop_is_a_bilinear_resize_of_the_box_of_the_reference(
+    size: tuple[int, int], areas: tuple[float, float]
+) -> None:
+    x, ids = torch.rand(40, 3, *size, generator=torch.Generator().manual_seed(0)), torch.arange(100, 140)
+    found = crop_and_flip(x, ids, seed=5, augment=Augment(resized_crop=areas))
+    assert isinstance(found, torch.Tensor)
+    for i, image in enumerate(x):
+        top, left, height, width = reference.crop_box(5, 100 + i, *size, areas)
+        part = image[None, :, top : top + height, left : left + width]
+        expected = torch.nn.functional.interpolate(part, size, mode="bilinear", align_corners=False)[0]
+        assert torch.allclose(found[i], expected, atol=1e-5)
+    whole = (x * 255).round().to(torch.uint8)
+    rounded = crop_and_flip(whole, ids, seed=5, augment=Augment(resized_crop=areas))
+    assert isinstance(rounded, torch.Tensor)
+    assert rounded.dtype == torch.uint8
+    exact = crop_and_flip(whole.float(), ids, seed=5, augment=Augment(resized_crop=areas))
+    assert (rounded.float() - exact).abs().max() <= 0.5 + 1e-3
+
+
+def test_areas_and_ratios_of_resized_crops_have_their_distribution() -> None:
+    ids = torch.arange(20_000)
+    u = uniforms(1, ids, RATIOS.stop)
+    top, left, height, width = crop_boxes(u, (20_000, 3, 1000, 1000), (0.08, 1.0))
+    assert int((top + height).max()) <= 1000
+    assert int((left + width).max()) <= 1000
+    area, ratio = height * width / 1e6, width / height
+    assert float(area.min()) > 0.079
+    assert 0.74 < float(ratio.min()) < 0.76
+    assert 1.32 < float(ratio.max()) < 1.34
+    assert float(ratio.log().mean()) == pytest.approx(0, abs=0.01)  # as likely wide as high
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"crop_fill": 256}, "from 0 to 255"),
+        ({"resized_crop": (0.5, 0.2)}, "smallest and the largest area"),
+        ({"resized_crop": (0.0, 1.0)}, "smallest and the largest area"),
+        ({"resized_crop": (0.5, 1.0), "crop": 4}, "Use one of them"),
+    ],
+)
+def test_wrong_crops_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Augment(**settings)

@@ -25,10 +25,10 @@ def uniform(seed: int, sample: int, column: int) -> float:
     return (scramble((row + (column + 1) * GOLDEN) & MASK) >> 11) / 2**53
 
 
-def crop(image: Tensor, top: int, left: int, pad: int) -> Tensor:
-    """Crop one zero-padded image `[C, H, W]`, pixel by pixel."""
+def crop(image: Tensor, top: int, left: int, pad: int, fill: int = 0) -> Tensor:
+    """Crop one padded image `[C, H, W]`, pixel by pixel."""
     _, height, width = image.shape
-    out = torch.zeros_like(image)
+    out = torch.full_like(image, fill)
     for i in range(height):
         for j in range(width):
             source_row, source_column = i + top - pad, j + left - pad
@@ -48,6 +48,24 @@ def crop_and_flip(image: Tensor, seed: int, sample: int, pad: int, random_flip: 
         top, left = (math.floor(uniform(seed, sample, column) * (2 * pad + 1)) for column in (0, 1))
         image = crop(image, top, left, pad)
     return flip(image) if random_flip and uniform(seed, sample, 2) < 0.5 else image
+
+
+def crop_box(seed: int, sample: int, height: int, width: int, areas: tuple[float, float]) -> tuple[int, int, int, int]:
+    """Return top, left, height, and width of a random resized crop, one try after another."""
+    for number in range(10):
+        area = height * width * (areas[0] + (areas[1] - areas[0]) * uniform(seed, sample, 8 + number))
+        low, high = math.log(3 / 4), math.log(4 / 3)
+        ratio = math.exp(low + (high - low) * uniform(seed, sample, 18 + number))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            top = math.floor(uniform(seed, sample, 0) * (height - h + 1))
+            return top, math.floor(uniform(seed, sample, 1) * (width - w + 1)), h, w
+    w, h = width, height
+    if width / height < 3 / 4:
+        h = round(width / (3 / 4))
+    elif width / height > 4 / 3:
+        w = round(height * (4 / 3))
+    return (height - h) // 2, (width - w) // 2, h, w
 
 
 def box(height: int, width: int, share: float, row: float, column: float) -> Tensor:

@@ -16,7 +16,7 @@ from plateaux.config.schema import ConfigKeyError, ConfigSection, PluginSection
 from plateaux.config.search_space import SEED_NAMES, SearchConfig, sample
 from plateaux.config.toml import parse_toml, read_text
 from plateaux.core.errors import RecipeError
-from plateaux.core.ranges import MAX_SIZE, Count, CountOrZero, NonNegative, Positive, Seed, Size
+from plateaux.core.ranges import MAX_SIZE, Count, CountOrZero, Fraction, NonNegative, Positive, Seed, Size
 from plateaux.core.seeds import derive_seed
 
 Names = str | tuple[str, ...]
@@ -44,7 +44,9 @@ class DataConfig(PluginSection):
     validation_split: NonNegative = 0.0  # below 1: a fraction of the training samples; otherwise a count
     num_workers: int = Field(0, ge=0, le=MAX_PROCESSES)
     drop_last: bool = False
-    crop: int = Field(0, ge=0, le=MAX_SIZE)
+    crop: int = Field(0, ge=0, le=MAX_SIZE)  # padding on every side before a random crop of the original size
+    crop_fill: int = Field(0, ge=0, le=255)  # value of the padding
+    resized_crop: tuple[Fraction, Fraction] | None = None  # areas of random crops that are resized: [0.08, 1.0]
     flip: bool = False
     mixup: NonNegative = 0.0
     cutmix: NonNegative = 0.0

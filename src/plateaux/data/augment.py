@@ -1,4 +1,4 @@
-"""Data augmentation: random crop, flip, mixup, and cutmix, seeded per sample instead of per batch.
+"""Data augmentation: random crops, flip, mixup, and cutmix, seeded per sample instead of per batch.
 
 Every random number is a function of (seed, sample id, column): a sample is augmented the same way in any batch, worker
 process, or shard. Each augmentation reads fixed columns, so enabling one does not change another.
@@ -6,6 +6,7 @@ process, or shard. Each augmentation reads fixed columns, so enabling one does n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,13 +20,20 @@ from plateaux.core.types import Inputs
 
 TOP, LEFT, FLIP, PARTNER, SHARE, WHICH, ROW, COLUMN = range(8)
 UNIFORMS_PER_SAMPLE = 8
+# A random resized crop tries boxes of random area and aspect ratio until one fits, as torchvision does.
+RESIZE_TRIES = 10
+AREAS = slice(UNIFORMS_PER_SAMPLE, UNIFORMS_PER_SAMPLE + RESIZE_TRIES)
+RATIOS = slice(AREAS.stop, AREAS.stop + RESIZE_TRIES)
+MIN_RATIO, MAX_RATIO = 3 / 4, 4 / 3  # of width to height
 
 
 @dataclass(frozen=True, slots=True)
 class Augment:
     """The augmentations applied to training samples."""
 
-    crop: int = 0  # zero padding on every side before a random crop of the original size
+    crop: int = 0  # padding on every side before a random crop of the original size
+    crop_fill: int = 0  # the value of the padding, from 0 to 255
+    resized_crop: tuple[float, float] | None = None  # the range of the area of a crop that is resized; None: off
     flip: bool = False  # horizontal, with probability 1/2
     mixup: float = 0.0  # a of Beta(a, a), the distribution of the mixing weight; 0: off
     cutmix: float = 0.0  # likewise; if both are on, each applies to half of the samples
@@ -34,6 +42,22 @@ class Augment:
         for name in ("crop", "mixup", "cutmix"):
             if getattr(self, name) < 0:
                 raise RecipeError(f"augment.{name} = {getattr(self, name)} is negative. Set it to 0 (off) or above.")
+        if not 0 <= self.crop_fill <= 255:
+            raise RecipeError(f"augment.crop_fill = {self.crop_fill}: give a pixel value from 0 to 255.")
+        if self.resized_crop is not None:
+            low, high = self.resized_crop
+            if not 0 < low <= high <= 1:
+                raise RecipeError(
+                    f"augment.resized_crop = {list(self.resized_crop)}: give the smallest and the largest area of a "
+                    "crop as fractions of the image, such as [0.08, 1.0]."
+                )
+            if self.crop:
+                raise RecipeError("augment.crop and augment.resized_crop are both set. Use one of them.")
+
+    @property
+    def moves(self) -> bool:
+        """Whether pixels are moved: by a crop or a flip."""
+        return bool(self.crop or self.flip or self.resized_crop)
 
     @property
     def mixes(self) -> bool:
@@ -51,22 +75,84 @@ def uniforms(seed: int, ids: Tensor, count: int) -> Tensor:
 
 def crop_and_flip(x: Inputs, ids: Tensor, *, seed: int, augment: Augment) -> Inputs:
     """Crop and flip images `[B, C, H, W]`, seeded by (seed, id); the dtype is preserved."""
-    if not (augment.crop or augment.flip):
+    if not augment.moves:
         return x
     x = _require_images(x, "crop and flip")
     u = uniforms(seed, ids, UNIFORMS_PER_SAMPLE).to(x.device)
     if augment.crop:
         num_offsets = 2 * augment.crop + 1
-        x = crop(x, _to_index(u[:, TOP], num_offsets), _to_index(u[:, LEFT], num_offsets), pad=augment.crop)
+        offsets = _to_index(u[:, TOP], num_offsets), _to_index(u[:, LEFT], num_offsets)
+        x = crop(x, *offsets, pad=augment.crop, fill=augment.crop_fill)
+    if augment.resized_crop is not None:
+        x = resized_crop(x, *crop_boxes(uniforms(seed, ids, RATIOS.stop).to(x.device), x.shape, augment.resized_crop))
     return flip(x, u[:, FLIP] < 0.5) if augment.flip else x
 
 
-def crop(x: Tensor, top: Tensor, left: Tensor, *, pad: int) -> Tensor:
-    """Crop windows of the original size at offsets (top, left) `[B]` of the zero-padded images."""
+def crop(x: Tensor, top: Tensor, left: Tensor, *, pad: int, fill: int = 0) -> Tensor:
+    """Crop windows of the original size at offsets (top, left) `[B]` of the padded images.
+
+    `fill` is a pixel value from 0 to 255, also for images of floats from 0 to 1.
+    """
     _, _, height, width = x.shape
+    value = fill / 255 if x.is_floating_point() else fill
     # A view of all windows [B, C, 2p+1, 2p+1, H, W]; indexing copies only the selected one.
-    windows = F.pad(x, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
+    windows = F.pad(x, (pad, pad, pad, pad), value=value).unfold(2, height, 1).unfold(3, width, 1)
     return windows[torch.arange(len(x), device=x.device), :, top, left]
+
+
+def crop_boxes(u: Tensor, shape: Sequence[int], areas: tuple[float, float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return top, left, height and width `[B]` of random boxes, as torchvision's `RandomResizedCrop` defines them.
+
+    The area is uniform in a range of fractions, and the aspect ratio is log-uniform from 3/4 to 4/3. The first box of
+    ten that fits into the image is taken; if none does, the largest centered box whose ratio is allowed.
+    """
+    height, width = shape[-2:]
+    area = height * width * (areas[0] + (areas[1] - areas[0]) * u[:, AREAS])
+    low, high = math.log(MIN_RATIO), math.log(MAX_RATIO)
+    ratio = (low + (high - low) * u[:, RATIOS]).exp()
+    w, h = (area * ratio).sqrt().round().long(), (area / ratio).sqrt().round().long()  # [B, tries]
+    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+    first = fits.int().argmax(1, keepdim=True)
+    is_found = fits.any(1)
+    middle_w = min(width, round(height * MAX_RATIO)) if width / height > MAX_RATIO else width
+    middle_h = min(height, round(width / MIN_RATIO)) if width / height < MIN_RATIO else height
+    w = torch.where(is_found, w.gather(1, first)[:, 0], middle_w)
+    h = torch.where(is_found, h.gather(1, first)[:, 0], middle_h)
+    top = torch.where(is_found, _to_index_below(u[:, TOP], height - h + 1), (height - h) // 2)
+    left = torch.where(is_found, _to_index_below(u[:, LEFT], width - w + 1), (width - w) // 2)
+    return top, left, h, w
+
+
+def resized_crop(x: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor) -> Tensor:
+    """Return boxes of the images `[B, C, H, W]`, each resized to H x W bilinearly.
+
+    A box is at most as large as its image, so that nothing is reduced, and antialiasing would change nothing.
+    """
+    rows = _resize_positions(top, height, x.shape[2])
+    columns = _resize_positions(left, width, x.shape[3])
+    sample = torch.arange(len(x), device=x.device)[:, None, None]
+
+    def at(row: Tensor, column: Tensor) -> Tensor:
+        return x[sample, :, row[:, :, None], column[:, None, :]].to(torch.float32)  # [B, H, W, C]
+
+    (row, next_row, row_weight), (column, next_column, column_weight) = rows, columns
+    right = column_weight[:, None, :, None]
+    upper = torch.lerp(at(row, column), at(row, next_column), right)
+    lower = torch.lerp(at(next_row, column), at(next_row, next_column), right)
+    mixed = torch.lerp(upper, lower, row_weight[:, :, None, None]).permute(0, 3, 1, 2)
+    return mixed.contiguous().to(x.dtype) if x.is_floating_point() else mixed.round().to(x.dtype).contiguous()
+
+
+def _resize_positions(start: Tensor, length: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return for each of `size` outputs the pixel before it, the one after it, and the weight of the latter.
+
+    Pixels outside of a box are never read: positions before its first or after its last pixel are clamped.
+    """
+    scale = length[:, None].to(torch.float64) / size
+    position = ((torch.arange(size, device=start.device) + 0.5) * scale - 0.5).clamp_min(0)
+    before = position.floor().long()
+    after = torch.minimum(before + 1, length[:, None] - 1)
+    return start[:, None] + before, start[:, None] + after, (position - before).to(torch.float32)
 
 
 def flip(x: Tensor, mask: Tensor) -> Tensor:
@@ -202,6 +288,11 @@ def _cutmix_probability(augment: Augment) -> float:
 
 def _to_index(u: Tensor, count: int) -> Tensor:
     return (u * count).to(torch.int64).clamp(max=count - 1)
+
+
+def _to_index_below(u: Tensor, count: Tensor) -> Tensor:
+    """Return indices below a count per sample `[B]`."""
+    return torch.minimum((u * count).long(), count - 1)
 
 
 def _require_images(x: Inputs, augmentation: str) -> Tensor:

@@ -14,6 +14,8 @@ from plateaux.optim.losses import CrossEntropy
 from plateaux.optim.sam import asam_direction, gsam, plain_gradient, sam, sam_on_subset
 from plateaux.optim.sample_scores import gradient_norm, last_layer, sample_loss
 
+GSAM_ALPHA = 0.4
+
 
 @method
 def sharpbalance(
@@ -29,20 +31,28 @@ def sharpbalance(
     sam_variant: Literal["sam", "asam", "gsam"] = "sam",
     warmup: Literal["sam", "plain"] = "sam",
     step: Literal["split", "shared"] = "split",
+    alpha: NonNegative | None = None,
 ) -> Method:
     """Apply SAM to samples that are sharp for other members, and plain gradients to the rest (Lu et al. 2024).
 
     After `partition_epoch` epochs (half of them by default) every member scores every training sample, and `rule`
     assigns a sharpness-aware set to every member from the `top_k` fraction of the scores. Until then all members apply
-    SAM to all samples, or to none with `warmup = "plain"`.
+    SAM to all samples, or to none with `warmup = "plain"`. `alpha` is that of GSAM (default 0.4), for
+    `sam_variant = "gsam"` only.
     """
+    if alpha is not None and sam_variant != "gsam":
+        raise RecipeError(
+            f"method.alpha = {alpha} belongs to GSAM, but method.sam_variant is {sam_variant!r}. Set sam_variant = "
+            "'gsam', or leave out alpha"
+        )
+    options = {"alpha": GSAM_ALPHA if alpha is None else alpha} if sam_variant == "gsam" else {}
     partition_epochs = _partition_epochs(
         epochs, epochs // 2 if partition_epoch is None else partition_epoch, repartition_every
     )
     sam_update = {
         "sam": sam(rho),
         "asam": sam(rho, direction=asam_direction(0.01)),
-        "gsam": gsam(rho, alpha=0.4, rho_min=rho),
+        "gsam": gsam(rho, alpha=options.get("alpha", GSAM_ALPHA), rho_min=rho),
     }[sam_variant]
     # Without a loss, scores use the closed form of the gradient of cross entropy.
     score_loss = None if isinstance(loss, CrossEntropy) and loss.is_unweighted else loss
@@ -59,7 +69,7 @@ def sharpbalance(
             output=scores[score],
             assign=get_rule(rule, top_k=top_k),
             metadata={"rule": rule, "top_k": top_k, "score": score},
-            prefix_method={"name": sam_variant, "rho": rho} if warmup == "sam" else {"name": "deep_ensemble"},
+            prefix_method={"name": sam_variant, "rho": rho, **options} if warmup == "sam" else {"name": "deep_ensemble"},
         ),
     )
 

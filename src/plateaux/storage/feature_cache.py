@@ -93,7 +93,14 @@ class FeatureTable:
             "std": list(self.spec.std),
             "memory_format": self.spec.memory_format,
             "dtype": self.spec.dtype,
-            "augmentation": {"crop": augment.crop, "flip": augment.flip, "seed": AUGMENT_SEED, "number": self.number},
+            "augmentation": {
+                "crop": augment.crop,
+                "flip": augment.flip,
+                **({"crop_fill": augment.crop_fill} if augment.crop_fill else {}),
+                **({"resized_crop": list(augment.resized_crop)} if augment.resized_crop else {}),
+                "seed": AUGMENT_SEED,
+                "number": self.number,
+            },
         }
 
     def shards(self) -> range:
@@ -187,7 +194,7 @@ class FeatureSource(Source):
                 "fingerprint() that returns a hash of its samples, or remove model.cache_features"
             )
         self.source, self.backbone, self.store, self.spec = source, backbone, store, spec
-        numbers = range(augmentations) if spec.augment.crop or spec.augment.flip else range(0)
+        numbers = range(augmentations) if spec.augment.moves else range(0)
         self.augmented = [FeatureTable(source, backbone, store, spec, number) for number in numbers]
 
     def without_augmentation(self) -> FeatureSource:
@@ -274,7 +281,7 @@ def through_backbone(
         data.std,
         recipe.train.memory_format,
         recipe.model.cache_dtype,
-        Augment(crop=recipe.data.crop, flip=recipe.data.flip),
+        Augment(recipe.data.crop, recipe.data.crop_fill, recipe.data.resized_crop, recipe.data.flip),
         recipe.data.num_workers,
         device,
     )

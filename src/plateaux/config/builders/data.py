@@ -30,7 +30,9 @@ def build_loader(
 ) -> MemberLoader:
     """Return the training loader of a member, with its own sample order or the shared one."""
     config, owner = recipe.data, "shared" if shared else number
-    augment = Augment(crop=config.crop, flip=config.flip, mixup=config.mixup, cutmix=config.cutmix)
+    augment = Augment(
+        config.crop, config.crop_fill, config.resized_crop, config.flip, mixup=config.mixup, cutmix=config.cutmix
+    )
     return MemberLoader(
         data.train,
         ids if config.bootstrap is None else bootstrap(ids, config.bootstrap, derive_seed(recipe.seed, "bag", owner)),
