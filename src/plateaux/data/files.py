@@ -78,31 +78,41 @@ def check_labels(y: Tensor, classes: int, *, path: object) -> None:
 
 
 class ImageFiles:
-    """A map-style data set of image files, decoded by Pillow on access to uint8 `[3, H, W]`.
+    """A map-style data set of image files, decoded by Pillow on access to uint8 `[channels, H, W]`.
 
     With `size`, the shorter side is resized to it and the center square is cropped.
     """
 
-    def __init__(self, root: Path, names: Sequence[str], labels: Sequence[int], *, size: int | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        names: Sequence[str],
+        labels: Sequence[int],
+        *,
+        size: int | None = None,
+        channels: int = 3,
+    ) -> None:
         assert len(names) == len(labels), (len(names), len(labels))
         self.root, self.names, self.labels, self.size = root, tuple(names), tuple(labels), size
+        self.channels = channels
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        return decode(self.root / self.names[i], size=self.size), self.labels[i]
+        return decode(self.root / self.names[i], size=self.size, channels=self.channels), self.labels[i]
 
     def fingerprint(self) -> str:
-        digest = blake2b(f"{self.size}".encode(), digest_size=8)
+        kind = f"{self.size}" if self.channels == 3 else f"{self.channels}x{self.size}"
+        digest = blake2b(kind.encode(), digest_size=8)
         for name, label in zip(self.names, self.labels, strict=True):
             digest.update(f"{name}\x1f{label}\x1f{(self.root / name).stat().st_size}\n".encode())
         return digest.hexdigest()
 
 
-def decode(path: Path, *, size: int | None = None) -> Tensor:
-    """Decode an image file to uint8 `[3, H, W]`."""
-    return torch.from_numpy(decode_image(path, size=size))
+def decode(path: Path, *, size: int | None = None, channels: int = 3) -> Tensor:
+    """Decode an image file to uint8 `[channels, H, W]`."""
+    return torch.from_numpy(decode_image(path, size=size, channels=channels))
 
 
 def interleave_classes(groups: Sequence[Sequence[str]]) -> tuple[list[str], list[int]]:

@@ -26,6 +26,7 @@ from plateaux.core.types import Inputs
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, VERSION, Corrupted
 from plateaux.data.corruptions.published import open_published
 from plateaux.data.files import data_root
+from plateaux.data.image_paths import is_image_path, open_images
 from plateaux.data.sources import DataSplits, Source
 from plateaux.storage.image_cache import CachedImages
 from plateaux.storage.run_info import DataInfo
@@ -86,7 +87,9 @@ def eval_split(recipe: Recipe, info: DataInfo, name: str) -> EvalSplit:
 
 
 def ood_split(name: str, suite: str, components: Components = NO_COMPONENTS) -> EvalSplit:
-    """Return the test samples of another dataset, resized to the shape of the run's inputs."""
+    """Return the test samples of another dataset, or images by path, at the shape of the run's inputs."""
+    if is_image_path(name):
+        return EvalSplit(name, suite, _open_path(name), {"name": Path(name).name}, labeled=False)
     dataset = {"tin": "tinyimagenet32", "texture": "textures32", "fashionmnist": "fashion_mnist"}.get(name, name)
     factory = registry.dataset.get(dataset, allow=components.trust)  # fails on a wrong name before any evaluation
 
@@ -96,6 +99,16 @@ def ood_split(name: str, suite: str, components: Components = NO_COMPONENTS) -> 
         return ResizedSource(other.test, data.shape, other.shape), torch.arange(len(other.test))
 
     return EvalSplit(name, suite, open_, {"name": dataset}, labeled=False)
+
+
+def _open_path(path: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]]:
+    def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
+        if len(data.shape) != 3:
+            raise DataError(f"{path} is a folder or a list of images, but the inputs of this run are not images")
+        source = open_images(path, size=data.shape[-1], channels=data.shape[0], root=recipe.data.options.get("root"))
+        return ResizedSource(source, data.shape), torch.arange(len(source))
+
+    return open_
 
 
 class ResizedSource(Source):

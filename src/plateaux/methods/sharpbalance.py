@@ -69,7 +69,9 @@ def sharpbalance(
             output=scores[score],
             assign=get_rule(rule, top_k=top_k),
             metadata={"rule": rule, "top_k": top_k, "score": score},
-            prefix_method={"name": sam_variant, "rho": rho, **options} if warmup == "sam" else {"name": "deep_ensemble"},
+            prefix_method={"name": sam_variant, "rho": rho, **options}
+            if warmup == "sam"
+            else {"name": "deep_ensemble"},
         ),
     )
 

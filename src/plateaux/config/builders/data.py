@@ -18,6 +18,7 @@ from plateaux.core.method import Method
 from plateaux.core.runtime import FORMATS, param_dtype
 from plateaux.core.types import Batch, Inputs, derive_seed
 from plateaux.data.augment import Augment
+from plateaux.data.image_paths import is_image_path, open_images
 from plateaux.data.loader import CPU, NO_AUGMENT, MemberLoader, ShardFn, ordered_batches
 from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource, Source, UnlabeledData
 from plateaux.data.splits import bootstrap, split
@@ -118,6 +119,10 @@ def build_training_data(recipe: Recipe, components: Components = NO_COMPONENTS) 
 
 def _build_unlabeled(name: str, data: DataSplits, components: Components) -> Source:
     """Return the training samples of a data set, or its test samples if it has no training samples."""
+    if is_image_path(name):
+        if len(data.shape) != 3:
+            raise RecipeError(f"data.unlabeled = {name!r} are images, but the samples of {data.name!r} are not")
+        return open_images(name, size=data.shape[-1], channels=data.shape[0])
     factory = registry.dataset.get(name, allow=components.trust)
     other: DataSplits = factory(**check("data", factory, {}))
     if other.shape != data.shape:
