@@ -70,7 +70,7 @@ def textures(*, size: Size = 224, root: str | None = None, test_limit: Count | N
 
 @dataset
 def inaturalist(*, size: Size = 224, root: str | None = None, test_limit: Count | None = None) -> DataSplits:
-    """iNaturalist: 10,000 images of plants, in the list of OpenOOD; test only, far-OOD for ImageNet."""
+    """Plants of iNaturalist: 10,000 images, in the list of OpenOOD; test only, far-OOD for ImageNet."""
     return _by_list("inaturalist", "test_inaturalist.txt", size, root, test_limit)
 
 
