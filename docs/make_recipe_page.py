@@ -66,8 +66,8 @@ MEANINGS = {
     "data.drop_last": "skip the last batch of an epoch if it is smaller than the others",
     "data.crop": "pad images by this many pixels and crop them to their original size at random",
     "data.crop_fill": "value of the padding of `crop`, from 0 to 255",
-    "data.resized_crop": "crop a random box with an area in this range, such as `[0.08, 1.0]`, and an aspect ratio from "
-    "3/4 to 4/3, and resize it to the size of the image; instead of `crop`",
+    "data.resized_crop": "crop a random box with an area in this range, such as `[0.08, 1.0]`, and an aspect ratio "
+    "from 3/4 to 4/3, and resize it to the size of the image; instead of `crop`",
     "data.flip": "flip half of the images horizontally, at random",
     "data.mixup": "alpha of mixup; 0 turns it off",
     "data.cutmix": "alpha of cutmix; 0 turns it off",
