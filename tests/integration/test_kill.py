@@ -393,6 +393,7 @@ def _meeting_files(out: Path) -> dict[str, bytes]:
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
 
 
+@pytest.mark.timeout(1800)  # dozens of processes: minutes on a loaded machine
 @pytest.mark.parametrize("manner", ["loop", "offload"])
 def test_a_kill_at_every_step_of_a_partition_does_not_change_a_bit(manner: str, tmp_path: Path, ask: Ask) -> None:
     recipe = tmp_path / "meeting.toml"
