@@ -16,13 +16,19 @@ if TYPE_CHECKING:
 
 
 def study(
-    file: Annotated[Path, typer.Argument(metavar="STUDY", help="A TOML file with a base recipe, a grid, and metrics.")],
+    file: Annotated[
+        str,
+        typer.Argument(metavar="STUDY", help="A TOML file, or the name of a study or of a paper's table or figure."),
+    ],
     out: Annotated[Path | None, typer.Option(help="The study folder; by default runs/<study>.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the estimated cost; run and write nothing.")
     ] = False,
-    executor: Annotated[str | None, typer.Option(help="local or mesh.")] = None,
+    executor: Annotated[str | None, typer.Option(help="local, mesh or ray.")] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Number of parallel processes.")] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Try the whole study at a tiny size, on generated files; no result.")
+    ] = False,
     filter_: Annotated[
         str, typer.Option("--filter", help='Run only conditions that match, such as "*rho=0.05*" or "*#0".')
     ] = "*",
@@ -43,9 +49,10 @@ def study(
     from plateaux.studies.results import results_from_study
     from plateaux.studies.runner import StudyRunner
     from plateaux.studies.study import Study
+    from plateaux.studies.tables import declared_tables
 
     loaded = Study.load(file)
-    root = out or Path("runs") / file.stem
+    root = out or Path("runs") / (f"{loaded.name}-smoke" if smoke else loaded.name)
     section: dict[str, Any] = {"name": executor} if executor else {}
     section |= {"processes": processes} if processes else {}
     options: dict[str, Any] = {
@@ -53,6 +60,10 @@ def study(
         "filter_pattern": filter_,
         "executor": section,
     }
+    if smoke:
+        from plateaux.studies.smoke import smoke_study
+
+        loaded = smoke_study(loaded, root / "generated")
     if dry_run:
         runner = StudyRunner(loaded, root, **options)
         _check_filter(runner, filter_)
@@ -65,7 +76,9 @@ def study(
             _check_filter(runner, filter_)
             runner.run()
     results = results_from_study(root)
-    tables = Comparison(results, loaded.baseline).tables() if results else []
+    tables = (
+        [*declared_tables(loaded.tables, results), *Comparison(results, loaded.baseline).tables()] if results else []
+    )
     plain = {"study": str(root), "tables": [table.to_dict() for table in tables]}
     print_result(as_json, plain, lambda: [table.to_rich() for table in tables] or ["no run has finished"])
 

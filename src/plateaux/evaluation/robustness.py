@@ -23,13 +23,18 @@ SHARED_SAMPLES = "standard error: the mean of the parts' errors, an upper bound,
 def robustness(results: Sequence[MetricResult], baseline: Baseline | None = None) -> list[MetricResult]:
     """Return the mean accuracy under corruption by corruption, by severity, and over all (cACC), and the mCE.
 
+    Of other metrics on corrupted splits, return the mean over all corruptions and severities, and by severity.
+
     Args:
         results: Results of `evaluate` on corrupted splits.
         baseline: Errors of a baseline by corruption. Without it, the mean corruption error is not normalized.
     """
-    parts = [result for result in results if result.metric == "accuracy" and "corruption" in result.data]
+    corrupted = [result for result in results if "corruption" in result.data]
+    others = dict.fromkeys(result.metric for result in corrupted if result.metric != "accuracy")
+    means = [_mean_over_corruptions([each for each in corrupted if each.metric == name]) for name in others]
+    parts = [result for result in corrupted if result.metric == "accuracy"]
     if not parts:
-        return []
+        return means
     accuracies = {(str(part.data["corruption"]), int(part.data["severity"])): part.rows for part in parts}
     kinds = list(dict.fromkeys(kind for kind, _ in accuracies))
     severities = sorted({severity for _, severity in accuracies})
@@ -48,7 +53,25 @@ def robustness(results: Sequence[MetricResult], baseline: Baseline | None = None
     definition = f"mean accuracy over {len(kinds)} corruptions x {len(severities)} severities; {SHARED_SAMPLES}"
     summary = replace(parts[0], metric="accuracy under corruption", split="corrupted", rows=rows, data=data,
                       definition=definition, percent=True)  # fmt: skip
-    return [summary, _mean_error(summary, accuracies, baseline)]
+    return [summary, _mean_error(summary, accuracies, baseline), *means]
+
+
+def _mean_over_corruptions(parts: Sequence[MetricResult]) -> MetricResult:
+    """Return the mean of a metric over corrupted splits, of rows without parts such as classes and bins."""
+    levels = [int(part.data["severity"]) for part in parts]
+    kinds = list(dict.fromkeys(str(part.data["corruption"]) for part in parts))
+    rows: dict[RowName, Estimate] = {}
+    for row in (row for row in parts[0].rows if not row.part):
+        values = [part.rows[row] for part in parts]
+        rows[row] = mean_of_paired(values)
+        for severity in sorted(set(levels)):
+            at_severity = [value for value, level in zip(values, levels, strict=True) if level == severity]
+            rows[row.with_part(f"severity {severity}")] = mean_of_paired(at_severity)
+    metadata = {key: value for key, value in parts[0].data.items() if key not in ("corruption", "severity")}
+    data = {**metadata, "corruptions": kinds, "severities": sorted(set(levels))}
+    definition = f"mean over {len(kinds)} corruptions x {len(set(levels))} severities; {SHARED_SAMPLES}"
+    name = f"{parts[0].metric} under corruption"
+    return replace(parts[0], metric=name, split="corrupted", rows=rows, data=data, definition=definition)
 
 
 def read_baseline(file: Path) -> Baseline:

@@ -16,6 +16,7 @@ from plateaux.storage.backends import open_store
 from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.run import Run
 from plateaux.studies.grid import condition_label
+from plateaux.studies.outputs import FigureConfig, TableConfig
 from plateaux.studies.results import (
     RESULTS,
     ResultRow,
@@ -51,6 +52,8 @@ class ReportInputs:
     question: str = ""
     baseline: Mapping[str, Any] = field(default_factory=dict)
     figures: Sequence[str] = ()  # families of figures to draw; empty: all
+    tables: Sequence[TableConfig] = ()  # of the study
+    declared: Sequence[FigureConfig] = ()  # figures of the study
 
     @property
     def results(self) -> list[ResultRow]:
@@ -76,7 +79,8 @@ def read_inputs(paths: Sequence[str | Path]) -> ReportInputs:
     first = sources[0]
     figures = tuple(dict.fromkeys(name for each in sources for name in each.figures))
     title = first.title if len(sources) == 1 else f"{first.title} and {len(sources) - 1} more"
-    return ReportInputs(title, [*runs, *rest], first.question, first.baseline, figures)
+    own = (first.tables, first.declared) if len(sources) == 1 else ((), ())
+    return ReportInputs(title, [*runs, *rest], first.question, first.baseline, figures, *own)
 
 
 def _with_study_name(inputs: ReportInputs) -> list[RunSection]:
@@ -120,7 +124,9 @@ def _read_study(path: str | Path) -> ReportInputs:
         sections.append(RunSection(result_label(first), first.condition, first.repetition, rows, *rest))
     question = stored.study.question or "A study"
     title = folder.resolve().name if Path(path).is_dir() or Path(path).name == RESULTS else Path(path).stem
-    return ReportInputs(title, sections, question, stored.study.baseline, stored.study.figures.only)
+    figures = stored.study.figures
+    declared = (figures.only, stored.study.tables, figures.draw)
+    return ReportInputs(title, sections, question, stored.study.baseline, *declared)
 
 
 def _open_run(root: Path) -> Run | None:

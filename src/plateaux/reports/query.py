@@ -22,6 +22,7 @@ SHARPNESS = (  # reports show the first that was measured; scale-invariant measu
     *("worst_l2", "average_l2", "worst_linf", "average_linf", "fisher_rao", "relative_flatness"),
     *("top_eigenvalue", "trace", "sam_sharpness"),
 )
+CORRUPTED = "accuracy under corruption"
 DIVERSITY = ("der", "variance", "kl", "disagreement", "mutual_information", "unique", "pds")
 ROWS = (MEAN_OF_MEMBERS, *MAIN)
 Column = tuple[str, str, RowName]  # metric, split, row
@@ -75,13 +76,16 @@ def metric_group(metric: str, split: str = "") -> str:
     """Return the group of a metric: performance, uncertainty, diversity, sharpness, cost, or other."""
     if split == TRAINING:
         return "cost"
-    name = base_name(metric.removesuffix(" by size"))
+    metric = metric.removesuffix(" by size")
+    if metric != CORRUPTED:
+        metric = metric.removesuffix(" under corruption")
+    name = base_name(metric)
     if name in registry.probe.names():
         return "sharpness"
     if "corruption" in name or name == "mCE":
         return "performance"
     try:
-        return get_metrics([metric.removesuffix(" by size")])[metric.removesuffix(" by size")].group
+        return get_metrics([metric])[metric].group
     except PlateauxError:  # an external metric
         return "other"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 
 from plateaux.config.components import NO_COMPONENTS, Components
@@ -29,6 +30,7 @@ from plateaux.reports.style import ReportFigure
 from plateaux.reports.summary import MAX_CARDS, MemberCard, SummaryLine, cards, summary
 from plateaux.storage.run import Run
 from plateaux.studies.results import ResultRow
+from plateaux.studies.tables import declared_tables, select
 
 FAMILIES = (
     "sharpness_diversity", "accuracy_bars", "over_size", "severity", "against", "reliability", "roc", "training",
@@ -36,6 +38,13 @@ FAMILIES = (
 )  # fmt: skip
 SAMPLE_IMAGES = "gallery"  # the family that shows samples, which may be private: only on request
 SIZE_METRICS = ("accuracy", "nll")  # drawn against the ensemble size
+DECLARABLE: Mapping[str, Callable[..., ReportFigure | None]] = {  # families that a study may draw with options
+    "sharpness_diversity": sharpness_diversity.sharpness_diversity,
+    "accuracy_bars": accuracy.accuracy_bars,
+    "over_size": curves.over_size,
+    "severity": curves.severity,
+    "against": curves.against,
+}
 Plan = tuple[str, Callable[[], ReportFigure | None]]
 """The family of a figure, and the function that draws it."""
 
@@ -111,8 +120,10 @@ def compose(
         families = tuple(name for name in families if name != SAMPLE_IMAGES)
     results = inputs.results
     is_single = len(inputs.sections) == 1
-    drawn = _draw(_plan_all_runs(inputs, results), families if figures else ())
-    found_tables = [*tables.metric_tables(results), *tables.corruption_tables(results), *tables.ood_tables(results)]
+    drawn = _declared_figures(inputs, results) if figures and inputs.declared else []
+    drawn += _draw(_plan_all_runs(inputs, results), families if figures else ())
+    found_tables = declared_tables(inputs.tables, results)
+    found_tables += [*tables.metric_tables(results), *tables.corruption_tables(results), *tables.ood_tables(results)]
     found_tables += tables.differences(results, inputs.baseline)
     narrow = [
         part
@@ -125,6 +136,23 @@ def compose(
         parts.append(_details(section, families, is_single, components))
     parts = [part for part in parts if part.figures or part.tables or part.cards]
     return Report(inputs.title, inputs.question, _describe(inputs, detailed), summary(results), parts, results)
+
+
+def _declared_figures(inputs: ReportInputs, results: Sequence[ResultRow]) -> list[ReportFigure]:
+    """Return the figures that the study declares, under the titles that it gives them."""
+    figures = []
+    for config in inputs.declared:
+        if config.family not in DECLARABLE:
+            raise RecipeError(f"[figures] family = {config.family!r}; {suggest(config.family, DECLARABLE)}")
+        draw = DECLARABLE[config.family]
+        known = set(signature(draw).parameters) - {"results"}
+        if unknown := sorted(set(config.options) - known):
+            name = unknown[0]
+            raise RecipeError(f"The figure {config.family!r} has no option {name!r}; {suggest(name, known)}")
+        figure = draw(select(results, config.where), **config.options)
+        if figure is not None:
+            figures.append(replace(figure, title=config.title))
+    return figures
 
 
 def _plan_all_runs(inputs: ReportInputs, results: Sequence[ResultRow]) -> Iterator[Plan]:

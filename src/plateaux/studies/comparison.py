@@ -46,8 +46,7 @@ class Comparison:
             rows.setdefault((metric, split), []).append(row)
         columns: list[Column] = []
         for (metric, split), available in rows.items():
-            names = [*MAIN, *(row_name(row, SUMMED) for row in MAIN)]
-            main = next((row for row in names if row in available), None)
+            main = main_row(available)
             if main is not None and not is_corrupted_split(split):  # single corruptions are part of cACC
                 columns.append((metric, split, main))
         return columns
@@ -147,6 +146,12 @@ class Comparison:
             if math.isnan(interval.value)
             else format_with_stderr(Estimate(interval.value, interval.half), self.examples[column].percent)
         )
+
+
+def main_row(available: Sequence[RowName]) -> RowName | None:
+    """Return the row that stands for a metric: that of the ensemble, or the mean of pairs or members."""
+    names = [*MAIN, *(row_name(row, SUMMED) for row in MAIN)]
+    return next((row for row in names if row in available), None)
 
 
 def _key(condition: Condition) -> str:

@@ -52,7 +52,8 @@ def plan_trials(study: Study, components: Components = NO_COMPONENTS) -> list[Tr
     conditions = [(condition, _with_defaults(recipe, components)) for condition, recipe in study.conditions()]
     for repetition in range(study.repetitions):
         for condition, recipe in conditions:
-            seeded = recipe.replaced(seed=derive_seed(study.seed, repetition))
+            seed = study.seeds[repetition] if study.seeds else derive_seed(study.seed, repetition)
+            seeded = recipe.replaced(seed=seed)
             trials.append(Trial(condition, repetition, seeded, run_folder(seeded, components)))
     return trials
 

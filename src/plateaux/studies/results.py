@@ -21,6 +21,7 @@ from plateaux.evaluation.robustness import robustness
 from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
+from plateaux.studies.outputs import FiguresConfig, TableConfig
 from plateaux.training.cost import Cost, measured_cost
 
 RESULTS = "results.json"
@@ -101,19 +102,13 @@ class StoredTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredFigures:
-    """Which figures the report of a study has; empty: all."""
-
-    only: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class StoredStudy:
     """What a report shows of the study itself."""
 
     question: str = ""
     baseline: dict[str, Any] = field(default_factory=dict)
-    figures: StoredFigures = field(default_factory=StoredFigures)
+    tables: tuple[TableConfig, ...] = ()
+    figures: FiguresConfig = field(default_factory=FiguresConfig)
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,7 +243,7 @@ class StudyRunner:
                 split=landscape.split,
                 limit=landscape.samples,
                 members=some,
-                options=ProbeOptions(batchnorm=landscape.batchnorm),
+                options=ProbeOptions(batchnorm=landscape.batchnorm, augment=landscape.augment),
                 **shared,
             )
         return results

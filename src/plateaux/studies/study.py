@@ -11,6 +11,8 @@
     SAM = {method = {name = "sam"}, each = {"method.rho" = [0.0, 0.05, 0.1]}}
     SharpBalance = {method = {name = "sharpbalance", rho = 0.1}}
 
+A study may extend another one: `extends = "lu2024_figure7"` takes its keys, and those in the file replace them.
+
 Repetitions are paired: within a repetition all conditions have the same seed, hence the same initializations and sample
 order. Conditions with the same members share one run, which is trained once.
 """
@@ -29,9 +31,12 @@ from plateaux.config.schema import ConfigSection
 from plateaux.config.toml import parse_toml, read_text
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.ranges import Count, Seed
+from plateaux.studies.builtin import study_file
 from plateaux.studies.grid import apply_changes, check_size, combine, condition_label, flat_changes, grid_factors
+from plateaux.studies.outputs import FiguresConfig, TableConfig
 
 MAX_REPETITIONS = 10_000
+MAX_EXTENDED = 5  # studies that extend each other
 
 
 class EvaluateConfig(ConfigSection):
@@ -53,6 +58,7 @@ class LandscapeConfig(ConfigSection):
     split: str = "train"
     samples: Count | None = None
     batchnorm: Literal["eval", "train"] = "eval"
+    augment: bool = False  # with the augmentation of training, where a recipe has one
 
 
 class Study(ConfigSection):
@@ -60,7 +66,10 @@ class Study(ConfigSection):
 
     name: str = "study"
     question: str = ""
+    paper: str = ""  # the publication that the study repeats
+    produces: tuple[str, ...] = ()  # its tables and figures, such as "Figure 7"
     seed: Seed = 0
+    seeds: tuple[Seed, ...] = ()  # the recipe's seed in each repetition; default: derived from `seed`
     repetitions: int = Field(1, ge=1, le=MAX_REPETITIONS)
     keep_weights: bool = True  # False: delete weights after the evaluation
     base: dict[str, Any]
@@ -68,14 +77,15 @@ class Study(ConfigSection):
     baseline: dict[str, Any] = Field(default_factory=dict)  # reference condition, such as {rho = 0.0}
     evaluate: EvaluateConfig = EvaluateConfig()
     landscape: LandscapeConfig = LandscapeConfig()
-    figures: dict[str, Any] = Field(default_factory=dict)  # figures of the report
+    tables: tuple[TableConfig, ...] = ()
+    figures: FiguresConfig = FiguresConfig()
+    smoke: dict[str, Any] = Field(default_factory=dict)  # recipe changes of a smoke test
 
     @classmethod
     def load(cls, path: str | Path) -> Study:
-        """Read a TOML file; its base recipe is a file next to it or a built-in recipe."""
-        file = Path(path)
-        tree = parse_toml(read_text(file, "study"), str(path))
-        return cls.from_dict({"name": file.stem, **tree}, folder=file.parent)
+        """Read a TOML file or a built-in study by name; its base recipe is a file next to it or a built-in recipe."""
+        file = study_file(str(path))
+        return cls.from_dict({**_read(file), "name": file.stem}, folder=file.parent)
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], *, folder: Path = Path()) -> Study:
@@ -84,6 +94,10 @@ class Study(ConfigSection):
             study = cls.model_validate({**tree, **_resolve_base(tree.get("base"), folder)})
         except ValidationError as problem:
             raise _explain(problem) from None
+        if study.seeds and len(study.seeds) != study.repetitions:
+            raise RecipeError(
+                f"The study lists {len(study.seeds)} seeds for {study.repetitions} repetitions; give one for each"
+            )
         conditions = study.conditions()  # reports invalid changes before training
         check_size(len(conditions) * study.repetitions, "runs")
         return study
@@ -101,7 +115,35 @@ class Study(ConfigSection):
 
     def evaluation_hash(self) -> str:
         """Return a hash of everything to measure; stored results with the same hash are complete."""
-        return fingerprint({"evaluate": self.evaluate.model_dump(), "landscape": self.landscape.model_dump()})
+        landscape = self.landscape.model_dump()
+        if not self.landscape.augment:  # keep the hash of studies without it
+            del landscape["augment"]
+        return fingerprint({"evaluate": self.evaluate.model_dump(), "landscape": landscape})
+
+
+def _read(file: Path, depth: int = 0) -> dict[str, Any]:
+    """Return the keys of a study file, with those of the study that it extends."""
+    tree = parse_toml(read_text(file, "study"), str(file))
+    extended = tree.pop("extends", None)
+    if extended is None:
+        return tree
+    if not isinstance(extended, str) or depth == MAX_EXTENDED:
+        raise RecipeError(f"{file}: extends = {extended!r}. Give one study; at most {MAX_EXTENDED} may form a chain")
+    beside = file.parent / extended
+    return _merged(_read(beside if beside.is_file() else study_file(extended), depth + 1), tree)
+
+
+def _merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested tables with changes; a list is replaced as a whole.
+
+    >>> _merged({"a": {"b": 1, "c": [1, 2]}}, {"a": {"c": [3]}})
+    {'a': {'b': 1, 'c': [3]}}
+    """
+    merged = dict(tree)
+    for key, value in changes.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
 
 
 def _resolve_base(base: Any, folder: Path) -> dict[str, Any]:
@@ -121,7 +163,9 @@ def _explain(problem: ValidationError) -> RecipeError:
     place = [str(part) for part in first["loc"]]
     where = ".".join(place)
     if first["type"] == "extra_forbidden":
-        parts: dict[str, type[ConfigSection]] = {"evaluate": EvaluateConfig, "landscape": LandscapeConfig}
+        parts: dict[str, type[ConfigSection]] = {
+            "evaluate": EvaluateConfig, "landscape": LandscapeConfig, "tables": TableConfig, "figures": FiguresConfig,
+        }  # fmt: skip
         known = parts.get(place[0], Study).model_fields
         return RecipeError(f"The study has no key {where!r}; {suggest(place[-1], known)}")
     if first["type"] == "missing":

@@ -12,8 +12,9 @@ from plateaux.core.plot_style import COLORS, INK
 from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.core.types import Estimate
 from plateaux.reports import style
-from plateaux.reports.query import default_split, is_member, mean_over_repetitions, result_label
+from plateaux.reports.query import CORRUPTED, default_split, is_member, mean_over_repetitions, result_label
 from plateaux.reports.style import ReportFigure
+from plateaux.studies.comparison import SUMMED
 from plateaux.studies.results import ResultRow
 
 MAX_BARS = 20  # conditions with a bar
@@ -34,7 +35,10 @@ class Bar:
 
 
 def accuracy_bars(results: Sequence[ResultRow], *, split: str | None = None) -> ReportFigure | None:
-    """Draw the mean accuracy of members as bars, with the gain of the ensemble on top and members as dots."""
+    """Draw the mean accuracy of members as bars, with the gain of the ensemble on top and members as dots.
+
+    The split "corrupted" means the mean over all corruptions and severities.
+    """
     split = split or default_split(results)
     bars = {name: bar for name, bar in _bars(results, split).items() if math.isfinite(bar.mean)}
     if not bars:
@@ -61,11 +65,12 @@ def accuracy_bars(results: Sequence[ResultRow], *, split: str | None = None) -> 
 def _bars(results: Sequence[ResultRow], split: str) -> dict[str, Bar]:
     members: dict[str, list[float]] = {}
     ensembles: dict[str, list[ResultRow]] = {}
+    metric, part = (CORRUPTED, SUMMED) if split == "corrupted" else ("accuracy", "")
     for result in results:
-        if result.metric == "accuracy" and result.split == split:
-            if is_member(result.row) and math.isfinite(result.value):
+        if result.metric == metric and result.split == split and ".".join(result.row.part) == part:
+            if is_member(result.row.base) and math.isfinite(result.value):
                 members.setdefault(result_label(result), []).append(result.value)
-            elif result.row == MEAN_PROBABILITY:
+            elif result.row.base == MEAN_PROBABILITY:
                 ensembles.setdefault(result_label(result), []).append(result)
     missing = Estimate(math.nan)
     return {

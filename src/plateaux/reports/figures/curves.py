@@ -12,6 +12,7 @@ from plateaux.core.row_names import MEAN_OF_MEMBERS
 from plateaux.core.types import Estimate
 from plateaux.reports import style
 from plateaux.reports.query import (
+    CORRUPTED,
     ROWS,
     base_name,
     default_split,
@@ -27,7 +28,6 @@ from plateaux.studies.comparison import MAIN
 from plateaux.studies.results import ResultRow
 
 Curve = Mapping[float, Sequence[ResultRow]]  # repetitions by x value
-CORRUPTED = "accuracy under corruption"
 
 
 def over_size(
