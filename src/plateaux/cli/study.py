@@ -8,7 +8,7 @@ import typer
 
 from plateaux.cli.common import AsJson, Trust, error_console, print_result
 from plateaux.core.errors import RecipeError
-from plateaux.core.formatting import format_duration
+from plateaux.core.formatting import format_duration, format_size
 
 if TYPE_CHECKING:
     from plateaux.studies.cost_estimate import RunCost
@@ -29,6 +29,10 @@ def study(
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Try the whole study at a tiny size, on generated files; no result.")
     ] = False,
+    images_per_second: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="For --dry-run: plain training images/s of a device; by default measured here."),
+    ] = None,
     filter_: Annotated[
         str, typer.Option("--filter", help='Run only conditions that match, such as "*rho=0.05*" or "*#0".')
     ] = "*",
@@ -39,6 +43,8 @@ def study(
     as_json: AsJson = False,
 ) -> None:
     """Run a study: train the missing runs of its grid, evaluate them, and compare.
+
+    The studies of papers have names: `plateaux study lu2024_figure7`.
 
     In Python: `StudyRunner(Study.load("study.toml"), "runs/study").run()`
     """
@@ -67,8 +73,9 @@ def study(
     if dry_run:
         runner = StudyRunner(loaded, root, **options)
         _check_filter(runner, filter_)
-        runner.check()
-        _print_costs(CostEstimate(runner).all(), as_json)
+        runner.check(data=False)
+        estimate = CostEstimate(runner, images_per_second=images_per_second)
+        _print_costs(estimate.all(), as_json, sorted(estimate.missing_data))
         return
     if not results_only:
         with live_progress(error_console()) as progress:
@@ -89,9 +96,12 @@ def _check_filter(runner: "StudyRunner", pattern: str) -> None:
         raise RecipeError(f"--filter {pattern}: no condition matches. The conditions are\n  {names}")
 
 
-def _print_costs(runs: list["RunCost"], as_json: bool) -> None:
+def _print_costs(runs: list["RunCost"], as_json: bool, missing: list[str]) -> None:
     passes, seconds = sum(run.passes for run in runs), sum(run.seconds for run in runs)
-    plain = {"runs": [asdict(run) for run in runs], "passes": passes, "seconds": seconds}
+    hours = sum(run.device_seconds for run in runs) / 3600
+    size = sum(run.bytes for run in runs)
+    totals = {"passes": passes, "seconds": seconds, "device_hours": hours, "bytes": size}
+    plain = {"runs": [asdict(run) for run in runs], **totals, "data_of_published_size": missing}
 
     def lines() -> list[Any]:
         from rich.table import Table
@@ -105,6 +115,10 @@ def _print_costs(runs: list["RunCost"], as_json: bool) -> None:
             table.add_row(" = ".join(run.conditions), state, *cost)
         pending = sum(run.state != "done" for run in runs)
         text = f"{pending} of {len(runs)} runs are pending: {passes:,.0f} passes over the training samples"
-        return [table, f"{text}, about {format_duration(seconds)} in total"]
+        lines = [table, f"{text}, about {format_duration(seconds)} in total"]
+        lines.append(f"{hours:,.1f} device hours; weights that are kept: {format_size(size)}")
+        if missing:
+            lines.append(f"not on this machine, so taken at the published size: {', '.join(missing)}")
+        return lines
 
     print_result(as_json, plain, lines)

@@ -1,22 +1,32 @@
-"""Estimated cost of a study: passes from its recipes, time from finished runs or from a short benchmark."""
+"""Estimated cost of a study: passes from its recipes, time from finished runs, a given speed, or a short benchmark.
+
+    device seconds = (passes x training samples + passes of single samples for the evaluation) / samples per second
+
+where samples per second is the speed of plain training of one member on one device. Data sets that are not on this
+machine have their published size.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from plateaux.config.builders.data import build_data, train_val_split
+from plateaux.config.builders.model import build_members
 from plateaux.config.builders.training import build_method
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core import registry
-from plateaux.core.errors import PlateauxError
+from plateaux.core.errors import DataError, PlateauxError
 from plateaux.core.process_info import num_cores
 from plateaux.core.row_names import MEAN_OF_MEMBERS
+from plateaux.core.runtime import get_device
+from plateaux.data.published_sizes import published_stand_in
 from plateaux.data.sources import DataSplits
 from plateaux.evaluation.splits import eval_splits
 from plateaux.loss_landscape.probe import get_probes
+from plateaux.models.surgery import size_in_bytes
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import MemberProgress, Run
 from plateaux.storage.run_info import DataInfo
@@ -27,6 +37,7 @@ from plateaux.training.autotune import throughput
 from plateaux.training.cost import count_passes
 
 FORWARD_COST = 1 / 3  # of a forward-and-backward pass
+CPU_BATCH_SIZE = 16  # of the benchmark: images per second of a CPU hardly depend on it, and a step is short
 AUTO_CANDIDATES = (
     {"precision": "fp32", "memory_format": "contiguous"},
     {"precision": "bf16", "memory_format": "channels_last"},
@@ -44,17 +55,22 @@ class RunCost:
     epochs: int
     passes: float  # remaining passes over the training samples, of all members
     evaluation: float  # remaining passes of single samples for the evaluation
-    seconds: float
+    seconds: float  # on this machine, or with the processes of the recipe
     branches_from: str | None = None
+    device_seconds: float = 0.0  # of all devices together
+    bytes: int = 0  # weights of all members, which are kept
 
 
 class CostEstimate:
     """Estimates the cost of a study; datasets and throughputs are cached."""
 
-    def __init__(self, runner: StudyRunner) -> None:
+    def __init__(self, runner: StudyRunner, *, images_per_second: float | None = None) -> None:
         self.runner = runner
+        self.images_per_second = images_per_second
+        self.missing_data: dict[str, str] = {}  # data sets with their published size, and why
         self.data: dict[str, DataSplits] = {}
         self.throughputs: dict[str, float] = {}
+        self.sizes: dict[str, tuple[int, int]] = {}
 
     def all(self) -> list[RunCost]:
         """Return the remaining cost of every run; nothing is trained or written."""
@@ -75,10 +91,13 @@ class CostEstimate:
         )
         samples = len(train_val_split(recipe, self._data(recipe))[0])
         at_once = min(self.runner.training_recipe(spec).executor.processes, recipe.members, num_cores())
-        seconds = (passes * samples / at_once + evaluation) / self._throughput(recipe, samples)
+        rate = self._throughput(recipe, samples)
+        seconds = (passes * samples / at_once + evaluation) / rate
         state: Literal["started", "missing"] = "started" if has_started else "missing"
         left = (recipe.members, recipe.train.epochs, passes, evaluation, seconds)
-        return RunCost(spec.folder, names, state, *left, spec.prefix if start else None)
+        kept = self._weight_bytes(recipe) if self.runner.study.keep_weights else 0
+        parent = spec.prefix if start else None
+        return RunCost(spec.folder, names, state, *left, parent, (passes * samples + evaluation) / rate, kept)
 
     def _is_wanted(self, spec: RunSpec) -> bool:
         return any(trial.run in self.runner.wanted for trial in spec.trials)
@@ -109,11 +128,32 @@ class CostEstimate:
     def _data(self, recipe: Recipe) -> DataSplits:
         name = fingerprint(recipe.to_dict()["data"])
         if name not in self.data:
-            self.data[name] = build_data(recipe, self.runner.components)
+            try:
+                self.data[name] = build_data(recipe, self.runner.components)
+            except DataError as problem:
+                stand_in = published_stand_in(recipe.data.name, recipe.data.options)
+                if stand_in is None:
+                    raise
+                self.missing_data[recipe.data.name] = str(problem)
+                self.data[name] = stand_in
         return self.data[name]
+
+    def _weight_bytes(self, recipe: Recipe) -> int:
+        """Return the size of the weights of all members; what they share is stored once."""
+        key = _architecture_key(recipe.to_dict())
+        if key not in self.sizes:
+            model = {**recipe.to_dict()["model"], "weights": None}
+            plain = Recipe.from_dict({**recipe.to_dict(), "model": model})
+            modules = build_members(plain, self._data(recipe), [0], self.runner.components)
+            shared = sum(param.nbytes for param in modules[0].parameters() if not param.requires_grad)
+            self.sizes[key] = size_in_bytes(modules) - shared, shared
+        own, shared = self.sizes[key]
+        return recipe.members * own + shared
 
     def _throughput(self, recipe: Recipe, samples: int) -> float:
         """Return the throughput of one member in samples per second, from finished runs or a benchmark."""
+        if self.images_per_second is not None:
+            return self.images_per_second
         key = _architecture_key(recipe.to_dict())
         if key not in self.throughputs:
             self.throughputs[key] = self._measured_throughput(key, samples) or self._benchmark_throughput(recipe)
@@ -129,12 +169,18 @@ class CostEstimate:
     def _benchmark_throughput(self, recipe: Recipe) -> float:
         """Return the throughput of plain gradient descent, with the fastest candidate for `auto` settings."""
         tree = recipe.to_dict()
-        train = tree["train"]
+        train, data = tree["train"], self._data(recipe)
+        components, size = self.runner.components, recipe.data.batch_size
+        if get_device(recipe.executor.devices[0] if recipe.executor.devices else None).type == "cpu":
+            size = min(size, CPU_BATCH_SIZE)
+        if recipe.data.name in self.missing_data:
+            components = replace(components, data=data)
         rates = []
         for candidate in AUTO_CANDIDATES:
             auto = {name: value for name, value in candidate.items() if train[name] == "auto"}
-            plain = {**tree, "method": {"name": "deep_ensemble"}, "train": {**train, **auto}}
-            rates.append(throughput(Recipe.from_dict(plain), self.runner.components))
+            plain = {**tree, "data": {**tree["data"], "batch_size": size}, "method": {"name": "deep_ensemble"}}
+            plain["train"] = {**train, **auto}
+            rates.append(throughput(Recipe.from_dict(plain), components))
             if not auto:
                 break
         return max(rates)

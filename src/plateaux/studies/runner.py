@@ -97,14 +97,15 @@ class StudyRunner:
     def _log(self, text: str) -> None:
         self.progress(Message(text))
 
-    def check(self) -> None:
-        """Check all recipes, metrics, probes, and splits before anything is written."""
+    def check(self, *, data: bool = True) -> None:
+        """Check all recipes, metrics, probes, and, with `data`, splits before anything is written."""
         for spec in self.runs:
             check(self.training_recipe(spec), self.components)
         wanted = (*self.study.evaluate.metrics, *self.study.evaluate.corruption_metrics)
         get_metrics(wanted, trust=self.components.trust)
         get_probes(self.study.landscape.probes, trust=self.components.trust)
-        for recipe in {fingerprint(spec.recipe.to_dict()["data"]): spec.recipe for spec in self.runs}.values():
+        recipes = {fingerprint(spec.recipe.to_dict()["data"]): spec.recipe for spec in self.runs if data}
+        for recipe in recipes.values():
             self._check_splits(recipe)
 
     def _check_splits(self, recipe: Recipe) -> None:

@@ -6,7 +6,8 @@ This happens once, before the first step, and is stored in the run: a resume on 
 from __future__ import annotations
 
 import time
-from itertools import product
+from collections.abc import Iterator
+from itertools import count, product
 from typing import Any
 
 import torch
@@ -17,11 +18,14 @@ from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.progress import Message, Progress
 from plateaux.core.runtime import configure_runtime, get_device
+from plateaux.core.types import Batch
+from plateaux.data.loader import MemberLoader
 from plateaux.training.setup import build_train_states, shared_lr_schedulers
 from plateaux.training.state import StepOptions
 from plateaux.training.step import step
 
 STEPS = 50
+BUDGET_S = 5.0  # of a trial that only measures speed
 LOSS_TOLERANCE = 0.02  # relative difference to the loss of the first candidate (fp32)
 
 
@@ -53,13 +57,16 @@ def fastest(tried: list[dict[str, Any]]) -> dict[str, Any]:
     return max([tried[0], *accurate], key=lambda result: float(result["images_per_second"]))
 
 
-def throughput(recipe: Recipe, components: Components, *, steps: int = 6) -> float:
-    """Return the training speed of one member in images per second, measured over a few steps."""
-    return _measure(recipe, components, steps)[1]
+def throughput(recipe: Recipe, components: Components, *, steps: int = 6, budget: float = BUDGET_S) -> float:
+    """Return the training speed of one member in images per second, measured over a few steps or some seconds."""
+    return _measure(recipe, components, steps, budget)[1]
 
 
-def _measure(recipe: Recipe, components: Components, steps: int) -> tuple[float, float]:
-    """Return the mean loss of the first member over some steps, and images per second over the second half."""
+def _measure(recipe: Recipe, components: Components, steps: int, budget: float | None = None) -> tuple[float, float]:
+    """Return the mean loss of the first member over some steps, and images per second over the second half.
+
+    With a `budget` of seconds, a slow network is measured over fewer steps, after the first one at least.
+    """
     device = get_device(recipe.executor.devices[0] if recipe.executor.devices else None)
     data = on_device(build_training_data(recipe, components), device)
     recipe = recipe.replaced(executor={"name": "local", "mode": "loop", "processes": 1})
@@ -69,15 +76,20 @@ def _measure(recipe: Recipe, components: Components, steps: int) -> tuple[float,
     states = build_train_states(recipe, data, [0], executor, device=device, steps=loader.steps(), components=components)
     options = StepOptions(recipe.train.precision, device, shared_lr_schedulers=shared_lr_schedulers(states))
     losses: list[torch.Tensor] = []
-    epoch, half, samples, start_time = 0, steps // 2, 0, time.perf_counter()
-    while len(losses) < steps:
-        for batch in loader.epoch(epoch):
-            losses.append(step(executor, states, [batch], options)[0].loss)
-            if len(losses) == half:
-                samples, start_time = 0, time.perf_counter()
-            samples += len(batch)
-            if len(losses) == steps:
-                break
-        epoch += 1
-    rate = samples / (time.perf_counter() - start_time)
-    return float(torch.stack(losses).mean()), rate
+    sizes: list[int] = []
+    times = [time.perf_counter()]
+    for batch in _batches(loader):
+        losses.append(step(executor, states, [batch], options)[0].loss)
+        sizes.append(len(batch))
+        times.append(time.perf_counter())
+        is_slow = budget is not None and times[-1] - times[0] > budget and len(losses) > 1
+        if len(losses) == steps or is_slow:
+            break
+    first = len(losses) // 2  # the first half is not counted: it includes the start
+    return float(torch.stack(losses).mean()), sum(sizes[first:]) / (times[-1] - times[first])
+
+
+def _batches(loader: MemberLoader) -> Iterator[Batch]:
+    """Yield the batches of one epoch after another."""
+    for epoch in count():
+        yield from loader.epoch(epoch)
