@@ -1,4 +1,4 @@
-"""The studies of papers: they are found by name, declare their tables and figures, and run end to end at a tiny size."""
+"""The studies of papers: found by name, with declared tables and figures, run end to end at a tiny size."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_smoke(name: str, tmp_path: Path) -> None:
 
 
 def _has_points(family: str) -> bool:
-    """Return whether one condition is enough for a figure; curves need two points, which few conditions may not have."""
+    """Return whether one condition is enough for a figure; a curve needs two points."""
     return family in ("accuracy_bars", "sharpness_diversity")
 
 

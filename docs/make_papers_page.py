@@ -1,0 +1,134 @@
+"""Write docs/results/reproduce.md: every table and figure of the papers with its command, status, and cost.
+
+python docs/make_papers_page.py            # write the page
+python docs/make_papers_page.py --check    # exit code 1 if the page is out of date
+
+Runs, passes and bytes are those of `plateaux study NAME --dry-run`. Device hours assume the speed that Lu et al. report
+for their GPU, divided by the operations of a network relative to ResNet-18 on images of 32 pixels.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from _generated import write_or_check
+from torch.utils.flop_counter import FlopCounterMode
+
+from plateaux.config.builders.model import build_members
+from plateaux.config.recipe import Recipe
+from plateaux.core.formatting import format_size
+from plateaux.studies.builtin import builtin_studies
+from plateaux.studies.cost_estimate import CostEstimate
+from plateaux.studies.runner import StudyRunner
+from plateaux.studies.study import Study
+
+PAGE = Path(__file__).parent / "results" / "reproduce.md"
+MINUTES = 84.48  # Table 8 of Lu et al.: 200 epochs of ResNet-18 on CIFAR-10 with SharpBalance, about SAM
+REFERENCE_RATE = 400 * 50_000 / (60 * MINUTES)  # images per second, forward and backward
+REFERENCE_OPERATIONS = 2 * 0.5564e9  # of a forward pass of ResNet-18 on an image of 32 pixels
+PAPERS = {
+    "lu2024": "SharpBalance (Lu et al. 2024)",
+    "sed2024": "Scalable Ensemble Diversification (2024)",
+    "rethinking2025": "Rethinking Sharpness (2025)",
+}
+OTHER = {
+    "lu2024": (
+        ("Figures 1 (b), 2, 9, 10, 11", "`plateaux theory --out theory`", "run here: [Theory](theory.md)"),
+        ("Figure 14", "`plateaux landscape RUN --probes rank_agreement`, RUN of `lu2024_figure7`", "run small"),
+        ("Figures 1 (a), 6", "drawings", "[how SharpBalance works](../guides/sharpbalance.md)"),
+    ),
+    "sed2024": (("Figure 2", "`plateaux report RUN --sample-images`", "examples, not a result"),),
+    "rethinking2025": (),
+}
+
+
+class ScaledEstimate(CostEstimate):
+    """Costs at the speed of a reference GPU, scaled by the operations of each network."""
+
+    operations: dict[str, float]
+
+    def _throughput(self, recipe: Recipe, samples: int) -> float:
+        key = str(recipe.to_dict()["model"]) + str(recipe.data.name)
+        self.operations = getattr(self, "operations", {})
+        if key not in self.operations:
+            self.operations[key] = forward_operations(recipe, self._data(recipe))
+        return REFERENCE_RATE * REFERENCE_OPERATIONS / self.operations[key]
+
+
+def forward_operations(recipe: Recipe, data: Any) -> float:
+    """Return the floating-point operations of a forward pass of one sample."""
+    tree = recipe.to_dict()
+    tree["model"] = {**tree["model"], "weights": None}
+    (module,) = build_members(Recipe.from_dict(tree), data, [0])
+    x, _ = data.train.fetch(torch.zeros(1, dtype=torch.int64))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module.eval()(x.float() if x.dtype == torch.uint8 else x)
+    return float(counter.get_total_flops())
+
+
+def row(name: str, study: Study) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        costs = ScaledEstimate(StudyRunner(study, Path(folder) / "study")).all()
+    hours = sum(cost.device_seconds for cost in costs) / 3600
+    size, passes = sum(cost.bytes for cost in costs), sum(cost.passes for cost in costs)
+    products = ", ".join(study.produces)
+    cells = (products, f"`plateaux study {name}`", f"{len(costs):,}", f"{passes:,.0f}", f"{hours:,.0f}")
+    return f"| {' | '.join(cells)} | {format_size(size) if size else 'none'} | smoke test; full size needs GPUs |"
+
+
+def page() -> str:
+    lines = [
+        "# Reproduce the papers",
+        "",
+        "Every table and figure of the three papers, with the command that repeats its experiment at full size. A",
+        "study is one set of runs, and its file lists all tables and figures that come from it: `plateaux study",
+        "lu2024_table3` finds the study that produces Table 3. The tables that it prints have the paper's numbers next",
+        "to the measured ones.",
+        "",
+        "```bash",
+        "plateaux study lu2024_figure7 --smoke       # the whole study at a tiny size, on generated files: minutes, no result",
+        "plateaux study lu2024_figure7 --dry-run     # runs, device hours and bytes; needs no data",
+        "plateaux study lu2024_figure7 --executor ray",
+        "plateaux report runs/lu2024_figure7         # its figures",
+        "```",
+        "",
+        "**Status.** Nothing on this page was run at full size: it needs GPUs. Every study was run end to end with",
+        "`--smoke`, which checks recipes, data layouts, metrics, tables and figures, not results. What was found at a small",
+        "size is in [Claims](claims.md).",
+        "",
+        "**Cost.** A pass is one forward and one backward pass of a member over its training images; SAM takes two per",
+        f"epoch. Lu et al. report {MINUTES} minutes for 200 epochs of ResNet-18 on CIFAR-10 with SAM's two passes (Table 8),",
+        f"that is 2 x 200 x 50,000 / (60 x {MINUTES}) = {REFERENCE_RATE:,.0f} images per second on their GPU. Device hours",
+        "below are passes x training images (and the forward passes of the evaluation, a third each) / that speed x the",
+        "operations of the network relative to ResNet-18 on images of 32 pixels: an estimate, not a measurement. For your",
+        "device, give its speed: `--dry-run --images-per-second 10000`. Bytes are the weights that are kept.",
+    ]
+    studies = {name: file for name, file in builtin_studies().items() if file.parent.name == "papers"}
+    for paper, title in PAPERS.items():
+        lines += ["", f"## {title}", "", "| produces | command | runs | passes | device hours | weights | status |"]
+        lines += ["|---|---|---:|---:|---:|---:|---|"]
+        for name in sorted(name for name in studies if name.startswith(f"{paper}_")):
+            lines.append(row(name, Study.load(name)))
+        lines += [f"| {what} | {command} | | | | | {status} |" for what, command, status in OTHER[paper]]
+    return "\n".join([*lines, "", *ARITHMETIC, ""])
+
+
+ARITHMETIC = (
+    "## The arithmetic of three studies",
+    "",
+    "- **SharpBalance, Figure 7**: 3 data sets x 3 methods x 3 ensembles = 27 runs of 3 members. A deep ensemble takes",
+    "  3 x 200 = 600 passes. SAM takes 1,200. With a shared first half, SAM after its branch takes 3 x 200 = 600, and",
+    "  SharpBalance 600 + 3 x 100 x (1 + share of the sharpness-aware set, 0.5 before it is known) and 3 for scoring.",
+    "- **Rethinking, Table 1**: 6 controls x 10 members x 100 epochs: 3 x 1,000 passes without and 3 x 2,000 with SAM, 9,000",
+    "  passes over 50,000 images, and 100 forward passes over them per member for SAM-sharpness.",
+)
+
+
+if __name__ == "__main__":
+    os.environ["PLATEAUX_DATA"] = tempfile.gettempdir() + "/no-data"  # published sizes, on every machine
+    sys.exit(write_or_check({PAGE: page()}))
