@@ -188,6 +188,24 @@ def test_the_first_samples_are_balanced_and_a_limit_keeps_the_mask(place: Path) 
     assert (found[0].data["first"], found[0].data["classes"]) == (2, "3 of 5 classes")
 
 
+def test_changed_images_are_evaluated_again(place: Path, tmp_path: Path) -> None:
+    found = []
+    for count in (3, 4):
+        for label in (1, 3):
+            write_images(tmp_path / "set" / CLASSES[label], label, count, seed=8, size=(16, 16), suffix=".png")
+        found.append(plateaux.evaluate(place / "run", split=f"{tmp_path}/set", metrics=["nll"])["nll"])
+    assert [one.data["samples"] for one in found] == [6, 8]
+    assert found[0].value != found[1].value
+
+
+@pytest.mark.parametrize("suite", ["near", "test", "train", "labeled"])
+def test_a_suite_of_ood_sets_may_have_any_name(place: Path, suite: str) -> None:
+    (found,) = plateaux.detect_ood(place / "run", {suite: ["./shift"]})
+    (other,) = plateaux.detect_ood(place / "run", {"far": ["./shift"]})
+    assert found.split == f"./shift ({suite})"
+    assert found.rows == other.rows
+
+
 def test_a_list_is_evaluated_like_the_folder(place: Path) -> None:
     files = shift_files(place)
     lines = [f"{file.relative_to(place).as_posix()} {name}" for file, name in reversed(files)]
@@ -349,8 +367,7 @@ def test_shards_of_a_cluster_are_masked(place: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_command_line_takes_a_path_from_the_current_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    splits = "./shift,shift/../shift@3,imagenet_a:all_classes" if (place / "imagenet-a").exists() else "./shift"
-    code, out, message = call("evaluate", "run", "--split", splits, "--metrics", "accuracy,nll")
+    code, out, message = call("evaluate", "run", "--split", "test,./shift", "--metrics", "accuracy,nll")
     assert code == 0, message
     results = {(one["metric"], one["split"]): one for one in json.loads(out)}
     wanted = reference(place / "run", shift_files(place), SOME)[str(MEAN_PROBABILITY)]
@@ -378,8 +395,10 @@ def test_a_study_evaluates_labeled_images_and_checks_them_first(place: Path, tmp
     assert found["rows"]["member 1"]["value"] == pytest.approx(wanted["member 1"][1], rel=1e-4)
     assert (found["data"]["classes"], found["data"]["samples"]) == ("3 of 5 classes", 20)
     data = build_data(Recipe.from_dict(image_recipe(place)))
-    passes = evaluation_passes(runner.study, Recipe.from_dict(image_recipe(place)), data)
-    assert passes == pytest.approx(FORWARD_COST * (30 + 20))
+    for split, samples in (("./shift@20", 20), ("./shift", 29)):
+        tree["evaluate"]["splits"] = ["test", split]
+        passes = evaluation_passes(Study.from_dict(tree), Recipe.from_dict(image_recipe(place)), data)
+        assert passes == pytest.approx(FORWARD_COST * (30 + samples))
     tree["evaluate"]["splits"] = ["test", "./base"]
     with pytest.raises(DataError, match="not classes of this run"):
         StudyRunner(Study.from_dict(tree), tmp_path / "wrong").run()
