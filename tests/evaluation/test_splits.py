@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cases import NO_DATA
+from PIL import Image
 
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, StorageError
@@ -114,6 +115,60 @@ def test_corrupted_images_are_made_once_where_they_are_kept(
     file.write_bytes(b"damaged")
     with pytest.raises(StorageError, match="snow-2"):
         evaluate(run, **snow, options=cached)
+
+
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on three classes of ImageNet, and a part of ImageNet-C with four classes in its published layout."""
+    root = tmp_path_factory.mktemp("imagenet")
+    rng = np.random.default_rng(0)
+    for label, name in enumerate(("n01440764", "n01443537", "n01484850", "n01491361")):
+        folders = [f"base/{split}/{name}" for split in ("train", "val") if label < 3] + [f"ImageNet-C/fog/3/{name}"]
+        for folder in folders:
+            (root / folder).mkdir(parents=True)
+            for number in range(4):
+                pixels = rng.integers(0, 256, (224, 224, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / folder / f"ILSVRC2012_val_{label}_{number}.JPEG")
+    tree = recipe(root).to_dict()
+    tree["data"] = {"name": "image_folder", "path": "base", "root": str(root), "size": 32, "batch_size": 16}
+    train(Recipe.from_dict(tree), root / "run")
+    return root
+
+
+def test_imagenet_c_is_used_for_runs_with_classes_of_imagenet(imagenet: Path) -> None:
+    published, generated = evaluate(imagenet / "run", split=["corrupted:fog:3", "corrupted:fog:2"], metrics=["nll"])
+    assert (published.data["source"], published.data["samples"]) == ("published files", 12)
+    assert (generated.data["source"], generated.data["samples"]) == ("generated, CIFAR-C-like", 12)
+    nll = []
+    for label, folder in enumerate(sorted((imagenet / "ImageNet-C" / "fog" / "3").iterdir())[:3]):
+        for file in folder.glob("*.JPEG"):
+            pixels = np.array(Image.open(file).resize((32, 32), Image.Resampling.BILINEAR))
+            p = load(imagenet / "run").predict(torch.from_numpy(pixels).permute(2, 0, 1)[None])
+            nll.append(-float(p[0, label].log()))
+    assert published.rows[MEAN_PROBABILITY].value == pytest.approx(np.mean(nll), rel=1e-5)
+
+
+def test_imagenet_c_without_a_class_of_the_run_is_told_and_images_are_generated(
+    imagenet: Path, log_lines: list[str]
+) -> None:
+    info = Run.open(imagenet / "run").info.data
+    what = Run.open(imagenet / "run").recipe
+    for labels, told in (((*info.labels[:2], "n99999999"), True), (("cat", "dog", "owl"), False)):
+        log_lines.clear()
+        (found,) = eval_splits(what, replace(info, labels=labels), ["corrupted:fog:3"])
+        assert found.metadata["source"] == "generated, CIFAR-C-like"
+        assert any("ImageNet-C cannot be used" in line and "n99999999" in line for line in log_lines) is told
+    (found,) = eval_splits(what, replace(info, name="my_imagenet"), ["corrupted:fog:3"])
+    assert found.metadata["source"] == "published files"
+
+
+def test_saturation_of_gray_images_is_refused_before_other_kinds_are_computed(tmp_path: Path) -> None:
+    gray = replace(FACTS, name="digits", shape=(1, 28, 28))
+    for name in ("corrupted:saturate:2", "corrupted:extra"):
+        with pytest.raises(RunError, match=r"gray, which have no saturation.*corrupted:spatter"):
+            eval_splits(recipe(tmp_path), gray, [name])
+    assert len(eval_splits(recipe(tmp_path), gray, ["corrupted", "corrupted:spatter"])) == 80
+    assert len(eval_splits(recipe(tmp_path), replace(gray, shape=(3, 28, 28)), ["corrupted:extra"])) == 20
 
 
 def test_published_files_are_preferred_where_they_lie(tmp_path: Path, run: Path) -> None:

@@ -39,7 +39,10 @@ def evaluate(
     ] = None,
     split: Annotated[
         str,
-        typer.Option(help="test, validation, train, corrupted[:KIND[:SEVERITY]], with commas; test@N: the first N."),
+        typer.Option(
+            help="test, validation, train, corrupted[:KIND[:SEVERITY]], ./FOLDER or LIST.txt of labeled images, or a "
+            "data set with classes of the run, with commas; test@N: the first N."
+        ),
     ] = "test",
     metrics: Annotated[
         str,
@@ -325,7 +328,7 @@ def _cascade_options(
 def _by_kind(splits: list[str], names: list[str]) -> Iterator[tuple[list[str], list[str]]]:
     """Yield splits and their metrics: on corrupted splits `all` means three metrics, because there are 75 splits."""
     for is_corrupted, wanted in ((False, names), (True, CORRUPTION_METRICS if names == ["all"] else names)):
-        chosen = [split for split in splits if split.startswith("corrupted") is is_corrupted]
+        chosen = [split for split in splits if (split.partition("@")[0].split(":")[0] == "corrupted") is is_corrupted]
         if chosen and wanted:
             yield chosen, wanted
 

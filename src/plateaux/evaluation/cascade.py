@@ -72,7 +72,8 @@ def evaluate_cascade(
         raise RunError(f"{evaluator.run} has no cascade. Run: plateaux calibrate {evaluator.run} --cascade")
     names = [split] if isinstance(split, str) else split
     results: list[MetricResult] = []
-    for target in eval_splits(evaluator.recipe, evaluator.data_info, names, cache=options.corruption_cache):
+    cache = options.corruption_cache
+    for target in eval_splits(evaluator.recipe, evaluator.data_info, names, cache=cache, own_only=True):
         outputs = predict_all(evaluator, target, progress=progress)
         if evaluator.split_fingerprint(target) == calibration.fingerprint:
             outputs = without_fitted(outputs, calibration, target.name, exclude=exclude_calibration_ids)

@@ -41,7 +41,9 @@ def evaluate(
     Args:
         run: A run, its folder, or its URL.
         split: "test", "validation", "train", "corrupted", "corrupted:fog:3", or several; "test@1000" for the first
-            1,000 samples.
+            1,000 samples. Also labeled images: "./photos" (one folder per class), "list.txt" (one `path label` per
+            line), or a data set ("imagenet_r"). If they have some of the run's classes only, the logits of the others
+            are removed before any metric, unless the name ends in ":all_classes".
         metrics: Names of metrics ("ece(bins=10)" with options), or groups: "all", "performance", "uncertainty",
             "diversity".
         data: The data that the run was trained with, if passed in Python.
@@ -59,7 +61,8 @@ def evaluate(
     results: list[MetricResult] = []
     with closing(evaluator):
         cache = options.corruption_cache
-        for target in eval_splits(evaluator.recipe, evaluator.data_info, names, cache=cache):
+        targets = eval_splits(evaluator.recipe, evaluator.data_info, names, cache=cache, components=components)
+        for target in targets:
             results += evaluator.evaluate(target, chosen, progress=progress)
     if is_rank_zero():
         for result in results:

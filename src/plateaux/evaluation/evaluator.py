@@ -23,6 +23,7 @@ from plateaux.core.types import Estimate, TensorTree
 from plateaux.data.sources import Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation import prediction_cache
+from plateaux.evaluation.class_mask import check_maskable, mask_classes, with_class_numbers
 from plateaux.evaluation.ensemble_sizes import mean_by_size, subsets_of_every_size
 from plateaux.evaluation.finite import has_finite_weights, require_finite
 from plateaux.evaluation.loaded_run import LoadedRun
@@ -56,6 +57,8 @@ class Evaluator(LoadedRun):
         self, split: EvalSplit, metrics: Mapping[str, Metric], *, progress: Progress = log_messages
     ) -> list[MetricResult]:
         """Return the results of the metrics on one split."""
+        if split.classes is not None:
+            check_maskable(metrics, split.name)
         everyone = tuple(range(len(self.numbers)))
         subsets = [everyone]
         if self.options.ensemble_sizes:
@@ -72,7 +75,11 @@ class Evaluator(LoadedRun):
             logger.warning("metrics of features are not computed for other ensemble sizes")
         results = []
         for name, metric in metrics.items():
-            rows = {subset: compute_rows(metric, sums[subset, name]) for subset in subsets if (subset, name) in sums}
+            rows = {
+                subset: with_class_numbers(compute_rows(metric, sums[subset, name]), split.classes)
+                for subset in subsets
+                if (subset, name) in sums
+            }
             if everyone not in rows:
                 logger.warning(
                     "%s is skipped: it needs at least %d members, and there is %d",
@@ -128,7 +135,7 @@ class Evaluator(LoadedRun):
         source, ids = self._open(split, identity)
         data, source = self.model_inputs(source, ids)
         batches = eval_batches(self.recipe, data, source, ids, device=self.device, shard=self.executor.shard)
-        stream = run_members(self.executor, self.modules, batches, outputs)
+        stream = mask_classes(run_members(self.executor, self.modules, batches, outputs), split.classes)
         stream = require_finite(stream, self.executor, self.numbers, split.name, self._explain_nonfinite)
         if self.options.cache_logits != "off" and self._may_cache:
             precision = {"float32": torch.float32, "float16": DTYPES["fp16"]}[self.options.cache_logits]
@@ -150,17 +157,16 @@ class Evaluator(LoadedRun):
         """Return what identifies the samples of a split."""
         first = split.limit or self.options.limit
         limit = {"first": first} if first else {}
-        source = None if split.labeled else self.open_split(split)[0]
+        source = None if split.is_own else self.open_split(split)[0]
         resized = {"resized": source.resizing} if isinstance(source, ResizedSource) and source.resizing else {}
         return {"split": split.name, **split.metadata, "fingerprint": self.split_fingerprint(split), **limit, **resized}
 
     def split_fingerprint(self, split: EvalSplit) -> str:
         """Return the fingerprint of the samples, from the run folder where it is recorded."""
-        if split.family in ("train", "validation"):
-            return self.data_info.train.fingerprint
-        if split.labeled:
-            return self.data_info.test.fingerprint
-        return self.open_split(split)[0].fingerprint()
+        if not split.is_own:
+            return self.open_split(split)[0].fingerprint()
+        is_train = split.family in ("train", "validation")
+        return (self.data_info.train if is_train else self.data_info.test).fingerprint
 
     def open_split(self, split: EvalSplit) -> tuple[Source, torch.Tensor]:
         """Return the samples of a split and their ids; the last split stays open, because opening may read files."""
@@ -215,7 +221,7 @@ class Evaluator(LoadedRun):
 
     def check_same_data(self, split: EvalSplit, source: Source, identity: Mapping[str, Any]) -> None:
         """Raise an error if the samples of the run's own splits have changed since training."""
-        if split.family in ("test", "train", "validation") and source.fingerprint() != identity["fingerprint"]:
+        if split.is_own and split.family != "corrupted" and source.fingerprint() != identity["fingerprint"]:
             raise RunError(
                 f"The {split.family} samples have changed since this run was trained (fingerprint "
                 f"{source.fingerprint()}, recorded {identity['fingerprint']}). Restore the data, or pass the new data "

@@ -23,6 +23,7 @@ from plateaux.core.progress import Progress, WorkDone, log_messages
 from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.distributed.executors.ray import RayExecutor
+from plateaux.evaluation.class_mask import mask_classes
 from plateaux.evaluation.evaluator import Evaluator, RunSums
 from plateaux.evaluation.finite import require_finite
 from plateaux.evaluation.metric_loop import BatchOutputs, MemberSubset, accumulate, run_members
@@ -124,7 +125,8 @@ def predict_shard(task: EvalTask, shard: EvalShard) -> dict[str, Any]:
     ids = ids[: task.limit][shard.start : shard.stop]
     data, source = evaluator.model_inputs(source, ids)
     batches = eval_batches(evaluator.recipe, data, source, ids, device=evaluator.device)
-    stream = list(run_members(SINGLE_PROCESS, evaluator.modules, batches, task.outputs))
+    outputs_by_batch = run_members(SINGLE_PROCESS, evaluator.modules, batches, task.outputs)
+    stream = list(mask_classes(outputs_by_batch, task.split.classes))
     outputs = [torch.cat([batch.outputs[output] for batch in stream], 1).cpu() for output in task.outputs]
     labels = torch.cat([batch.batch.y for batch in stream]).cpu()
     ids = torch.cat([batch.batch.index for batch in stream]).cpu()

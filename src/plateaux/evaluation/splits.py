@@ -2,11 +2,13 @@
 
 test, train, validation          the splits of the run's dataset
 corrupted[:fog[:3]]              its test samples under 15 corruptions at five severities; extra: four more
-mnist, textures32, ...           the test samples of another dataset, resized to the shape of the run's inputs
+./photos, list.txt, imagenet_a   images of the run's classes, or of some of them: by path, or a dataset by name
+mnist, textures32, ...           OOD: the test samples of another dataset, resized to the shape of the run's inputs
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from plateaux.config.builders.data import train_val_split
 from plateaux.config.components import NO_COMPONENTS, Components
-from plateaux.config.recipe import Recipe
+from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.config.schema import accepts
 from plateaux.core import registry
 from plateaux.core.errors import DataError, RunError, suggest
@@ -27,13 +29,19 @@ from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, VERSION, Corru
 from plateaux.data.corruptions.published import open_published
 from plateaux.data.files import data_root
 from plateaux.data.image_paths import is_image_path, open_images
+from plateaux.data.labeled_images import LabeledImages, RelabeledSource, class_numbers, open_labeled_images
 from plateaux.data.sources import DataSplits, Source
+from plateaux.evaluation.prediction_records import class_names
 from plateaux.storage.image_cache import CachedImages
 from plateaux.storage.run_info import DataInfo
 
 SEVERITIES = (1, 2, 3, 4, 5)
+OWN = ("test", "train", "validation", "corrupted")
+ALL_CLASSES = ":all_classes"  # after the name of a labeled set: without a class mask
 GENERATED = "generated, CIFAR-C-like"
 PUBLISHED = "published files"
+PUBLISHED_BY_NAME = ("cifar10", "cifar100", "tiny_imagenet")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +49,34 @@ class EvalSplit:
     """Samples by name. They are loaded when `open` is called."""
 
     name: str
-    family: str  # test, train, validation, corrupted, or the suite of an OOD dataset (near, far)
+    family: str  # test, train, validation, corrupted, labeled, or the suite of an OOD dataset (near, far)
     open: Callable[[Recipe, DataSplits], tuple[Source, Tensor]]
     metadata: Mapping[str, Any] = field(default_factory=dict)
     spec: str = ""  # the text that selects exactly this split
     limit: int | None = None  # use only the first N samples
     labeled: bool = True  # whether its labels are classes of the run
+    classes: tuple[int, ...] | None = None  # class mask: the classes to evaluate over, ascending; None: all
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the samples are those of the run's dataset, perhaps corrupted."""
+        return self.labeled and self.family in OWN
 
 
 def eval_splits(
-    recipe: Recipe, info: DataInfo, names: Sequence[str], *, cache: str | Path | None = None
+    recipe: Recipe,
+    info: DataInfo,
+    names: Sequence[str],
+    *,
+    cache: str | Path | None = None,
+    components: Components = NO_COMPONENTS,
+    own_only: bool = False,
 ) -> list[EvalSplit]:
-    """Return the splits with these names; nothing is loaded yet. Generated corrupted images are kept in `cache`."""
+    """Return the splits with these names. Generated corrupted images are kept in `cache`.
+
+    The run's own samples are not loaded yet. The files of other labeled sets are looked up, so that a missing folder
+    or an unknown class is an error here, before any evaluation.
+    """
     splits: list[EvalSplit] = []
     for text in names:
         name, limit = _parse_limit(text)
@@ -61,29 +85,96 @@ def eval_splits(
             new = [EvalSplit(name, name, _open_own(name), {"name": info.name}, name)]
         elif name.split(":")[0] == "corrupted":
             new = _corrupted_splits(recipe, info, name, cache)
-        else:
+        elif not _is_labeled_set(name):
             raise RunError(
                 f"There is no split called {name!r}; allowed: test, train, validation (if the run has a validation "
-                "split), corrupted, corrupted:<kind>, corrupted:<kind>:<severity>, and test@N for the first N samples"
+                "split), corrupted, corrupted:<kind>, corrupted:<kind>:<severity>, a folder or list of labeled images "
+                "(./photos), a dataset with classes of the run (imagenet_a), and test@N for the first N samples"
             )
+        elif own_only:
+            raise RunError(
+                f"{name!r} is not a split of the run's own data. `plateaux evaluate` measures metrics on it, as do the "
+                "splits of a study; this function needs test, train, validation, or corrupted:<kind>:<severity>"
+            )
+        else:
+            new = [_labeled_split(recipe, info, name, components)]
         splits += [replace(split, limit=limit) for split in new]
     return splits
 
 
 def _parse_limit(text: str) -> tuple[str, int | None]:
     """Return the name of a split and its limit: `corrupted@2000`."""
-    name, at, count = text.partition("@")
-    if at and not (count.isdigit() and int(count)):
+    name, at, count = text.rpartition("@")
+    if at and count.isdecimal() and int(count):
+        return name, int(count)
+    if at and not is_image_path(text):
         raise RunError(f"{text!r}: give the number of samples after @, such as {name}@2000")
-    return name, int(count) if at else None
+    return text, None
 
 
 def eval_split(recipe: Recipe, info: DataInfo, name: str) -> EvalSplit:
-    """Return the one split with this name."""
-    splits = eval_splits(recipe, info, [name])
+    """Return the one split of the run's own data with this name."""
+    splits = eval_splits(recipe, info, [name], own_only=True)
     if len(splits) > 1:
         raise RunError(f"{name!r} selects {len(splits)} splits; give one, such as {splits[0].spec!r}")
     return splits[0]
+
+
+def _is_labeled_set(name: str) -> bool:
+    name = name.removesuffix(ALL_CLASSES)
+    return is_image_path(name) or ":" in name or name in registry.dataset.names()
+
+
+def _labeled_split(recipe: Recipe, info: DataInfo, text: str, components: Components) -> EvalSplit:
+    """Return images of the run's classes, or of some of them. The logits of the other classes are then masked."""
+    name = text.removesuffix(ALL_CLASSES)
+    _require_images(name, info.shape)
+    images = (_open_labeled_path if is_image_path(name) else _open_labeled_dataset)(recipe, info, name, components)
+    metadata: dict[str, Any] = {"name": info.name}
+    mask = images.classes if len(images.classes) < info.classes else None
+    if mask is not None:
+        metadata["classes"] = f"{len(mask):,} of {info.classes:,} classes"
+    if mask is not None and text != name:
+        metadata["classes"] += ", not masked"
+        mask = None
+    if mask is not None:
+        if len(mask) == 1:
+            raise DataError(
+                f"{name} has images of one class only ({class_names(info.labels, info.classes)[mask[0]]!r}). With a "
+                "mask of the other classes, every prediction would be correct. Evaluate over all classes: "
+                f"--split {name}{ALL_CLASSES}"
+            )
+        metadata["class_mask"] = fingerprint({"classes": list(mask)})  # part of the key of cached logits
+    ids = torch.arange(len(images.source))
+    return EvalSplit(text, "labeled", lambda *_: (images.source, ids), metadata, text, classes=mask)
+
+
+def _open_labeled_path(recipe: Recipe, info: DataInfo, path: str, _: Components) -> LabeledImages:
+    names, root = class_names(info.labels, info.classes), recipe.data.options.get("root")
+    images = open_labeled_images(path, names, size=info.shape[-1], channels=info.shape[0], root=root)
+    return replace(images, source=ResizedSource(images.source, info.shape))
+
+
+def _open_labeled_dataset(recipe: Recipe, info: DataInfo, name: str, components: Components) -> LabeledImages:
+    factory = registry.dataset.get(name, allow=components.trust)
+    options = {"root": recipe.data.options.get("root"), "size": info.shape[-1]}
+    other: DataSplits = factory(
+        **{key: value for key, value in options.items() if value is not None and accepts(factory, key)}
+    )
+    if len(other.shape) != 3:
+        raise DataError(f"The samples of {name!r} have shape {list(other.shape)}; only images can be evaluated here")
+    names = class_names(info.labels, info.classes)
+    numbers = class_numbers(class_names(other.labels, other.classes), names, name)
+    source = ResizedSource(RelabeledSource(other.test, numbers), info.shape, other.shape)
+    return LabeledImages(source, tuple(sorted(numbers)))
+
+
+def _require_images(name: str, shape: Sequence[int]) -> None:
+    if len(shape) != 3 or shape[0] not in (1, 3, 4):
+        raise DataError(
+            f"{name} are images, but the inputs of this run have shape {list(shape)}. Expected: images with 1, 3, or "
+            "4 channels, [channels, height, width]"
+        )
 
 
 def ood_split(name: str, suite: str, components: Components = NO_COMPONENTS) -> EvalSplit:
@@ -103,8 +194,7 @@ def ood_split(name: str, suite: str, components: Components = NO_COMPONENTS) -> 
 
 def _open_path(path: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]]:
     def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
-        if len(data.shape) != 3:
-            raise DataError(f"{path} is a folder or a list of images, but the inputs of this run are not images")
+        _require_images(path, data.shape)
         source = open_images(path, size=data.shape[-1], channels=data.shape[0], root=recipe.data.options.get("root"))
         return ResizedSource(source, data.shape), torch.arange(len(source))
 
@@ -170,6 +260,12 @@ def _corrupted_splits(recipe: Recipe, info: DataInfo, name: str, cache: str | Pa
     for kind in kinds:
         if kind not in (*CORRUPTIONS, *EXTRA):
             raise RunError(f"There is no corruption called {kind!r}; {suggest(kind, [*CORRUPTIONS, *EXTRA, 'extra'])}")
+    if "saturate" in kinds and len(info.shape) == 3 and info.shape[0] == 1:
+        others = ",".join(f"corrupted:{kind}" for kind in EXTRA if kind != "saturate")
+        raise RunError(
+            f"{name!r}: 'saturate' needs color, and the images of this run are gray, which have no saturation. "
+            f"Evaluate the other extra kinds: --split {others}"
+        )
     if len(rest) > 2 or any(str(severity) not in ("1", "2", "3", "4", "5") for severity in severities):
         raise RunError(f"{name!r}: the severity must be 1, 2, 3, 4 or 5, as in corrupted:fog:3")
     root = data_root(recipe.data.options.get("root"))
@@ -177,12 +273,18 @@ def _corrupted_splits(recipe: Recipe, info: DataInfo, name: str, cache: str | Pa
 
 
 def _published(info: DataInfo, root: Path, kind: str, severity: int) -> Source | None:
-    """Return the published corrupted images if they are there; an image folder may be ImageNet with ImageNet-C."""
-    if info.name != "folder":
+    """Return the published corrupted images if they are there. A run with classes of ImageNet has those of ImageNet-C.
+
+    ImageNet-C is recognized by the names of the classes (WordNet ids), so an `image_folder` may have some of them.
+    """
+    if info.name in PUBLISHED_BY_NAME:
         return open_published(info.name, root, kind, severity, classes=info.classes)
+    if len(info.shape) != 3 or info.shape[0] != 3 or not (info.labels or info.name == "imagenet"):
+        return None
     try:
-        return open_published("imagenet", root, kind, severity, folders=info.labels, size=int(info.shape[-1]))
-    except DataError:  # the folder has other classes, so it is not ImageNet
+        return open_published("imagenet", root, kind, severity, folders=info.labels, size=info.shape[-1])
+    except DataError as problem:  # some classes are missing
+        logger.warning("corrupted images are generated, because ImageNet-C cannot be used: %s", problem)
         return None
 
 

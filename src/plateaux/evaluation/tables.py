@@ -65,7 +65,7 @@ def _metric_tables(results: Sequence[MetricResult]) -> Iterator[Table]:
 
 
 def heading(result: MetricResult) -> str:
-    """Return one line with the dataset, the split, and the number of samples."""
+    """Return one line with the dataset, the split, and the number of samples (and of classes, if they are some)."""
     is_own = result.split in ("test", "train", "validation")
     split = f"{result.split} samples" if is_own else result.split
     if "outside" in result.data:
@@ -73,7 +73,8 @@ def heading(result: MetricResult) -> str:
         resized = f", resized from {outside['resized']}" if "resized" in outside else ""
         counts = f"{result.data['samples']:,} in, {outside['samples']:,} out of distribution{resized}"
         return f"{result.data['name']}, {split} ({counts})"
-    return f"{result.data['name']}, {split} ({result.data['samples']:,})"
+    classes = f", {result.data['classes']}" if "classes" in result.data else ""
+    return f"{result.data['name']}, {split} ({result.data['samples']:,}{classes})"
 
 
 def format_value(result: MetricResult, value: Estimate) -> str:

@@ -53,6 +53,8 @@ def load_predictions(run: Run) -> dict[str, LoadedPredictions]:
     for name in abouts:
         with ignore_unreadable():
             about = run.store.get_json(name)
+            if "class_mask" in about:  # of some classes only: not comparable with the logits of other splits
+                continue
             members = [n for n in range(run.recipe.members) if run.weights_hash(n) in about["dtypes"]]
             cache = PredictionCache(run.store, {key: value for key, value in about.items() if key != "dtypes"})
             predictions, logits = _load_split(

@@ -191,8 +191,9 @@ def evaluation_passes(study: Study, recipe: Recipe, data: DataSplits, components
     evaluate, landscape = study.evaluate, study.landscape
     names = [*(evaluate.splits if evaluate.metrics else ()), *evaluate.corruptions]
     total = 0.0
-    for split in eval_splits(recipe, DataInfo.from_splits(data), names):
+    for split in eval_splits(recipe, DataInfo.from_splits(data), names, components=components):
         available = len(data.train) if split.family in ("train", "validation") else len(data.test)
+        available = available if split.is_own else len(split.open(recipe, data)[1])
         total += FORWARD_COST * min(split.limit or available, available)
     for name in (name for suite in evaluate.ood for name in suite.partition("=")[2].split(",") if name):
         total += FORWARD_COST * _ood_samples(name, len(data.test))

@@ -111,7 +111,8 @@ class StudyRunner:
     def _check_splits(self, recipe: Recipe) -> None:
         evaluation, landscape = self.study.evaluate, self.study.landscape
         info = DataInfo.from_splits(build_data(recipe, self.components))
-        eval_splits(recipe, info, [*(evaluation.splits if evaluation.metrics else ()), *evaluation.corruptions])
+        names = [*(evaluation.splits if evaluation.metrics else ()), *evaluation.corruptions]
+        eval_splits(recipe, info, names, components=self.components)
         if landscape.probes:
             eval_split(recipe, info, landscape.split)
         suites, _ = parse_ood_suites(evaluation.ood, info.name)

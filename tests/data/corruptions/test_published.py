@@ -176,8 +176,14 @@ def test_imagenet_c_accepts_class_folders_and_a_size(tmp_path: Path) -> None:
     assert x.shape == (2, 3, 64, 64)
     assert x.float().mean((1, 2, 3)).round().tolist() == [40, 0]
     assert y.tolist() == [0, 1]
-    with pytest.raises(DataError, match=r"\['n02'\] are unknown"):
-        open_published("imagenet", tmp_path, "fog", 3, folders=["n01"])
+    some = open_published("imagenet", tmp_path, "fog", 3, folders=["n02"])
+    assert some is not None
+    x, y = some.fetch(torch.arange(1))
+    assert isinstance(x, Tensor)
+    assert (len(some), round(float(x.float().mean())), y.tolist()) == (1, 40, [0])
+    with pytest.raises(DataError, match=r"\['n03'\] are missing"):
+        open_published("imagenet", tmp_path, "fog", 3, folders=["n01", "n03"])
+    assert open_published("imagenet", tmp_path, "fog", 3, folders=["cat", "dog"]) is None
 
 
 def test_empty_folders_are_rejected(tmp_path: Path) -> None:

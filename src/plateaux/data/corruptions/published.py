@@ -44,8 +44,9 @@ def open_published(
     """Return a source of the published images of one corruption and severity, or None if `root` has no matching files.
 
     With `classes`, a CIFAR file with another number of classes does not match (CIFAR-100-C has no coarse labels).
-    `folders` lists the class folders in the order of their labels, like `DataSplits.labels` of an `image_folder`; the
-    default is sorted order. `size` resizes images in folders to another size than the published one.
+    `folders` lists the class folders in the order of their labels, like `DataSplits.labels` of an `image_folder`; they
+    may be some of the published ones, and the default is all in sorted order. If none of them is published, nothing
+    matches. `size` resizes images in folders to another size than the published one.
     """
     check_kind(name, severity)
     if data_name in ARRAYS:
@@ -117,9 +118,11 @@ def _open_folders(
     if not folder.is_dir():
         return None
     present = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    if folders and present and not set(folders) & set(present):
+        return None  # images of other classes
     classes = list(folders) or _known_classes(data_name, root) or present
-    if not present or set(present) != set(classes):
-        missing, unknown = sorted(set(classes) - set(present)), sorted(set(present) - set(classes))
+    missing, unknown = sorted(set(classes) - set(present)), sorted(set(present) - set(classes))
+    if not present or missing or (unknown and not folders):
         raise DataError(
             f"{folder} has {len(present)} class folders for {len(classes)} classes: {missing[:3]} are missing, "
             f"{unknown[:3]} are unknown. Download it again from {PAGE}, or pass its class folders."
