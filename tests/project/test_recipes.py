@@ -168,6 +168,17 @@ def test_the_recipe_of_sed_matches_its_paper() -> None:
     assert (recipe.optimizer.name, recipe.optimizer.lr, recipe.optimizer.weight_decay) == ("AdamW", 1e-3, 0.01)
     assert recipe.model.name == "timm:deit3_base_patch16_224"
     assert recipe.model.cache_features
+    # The name of the file says what the weights were trained on: not only on ImageNet-21k, as the paper says.
+    assert recipe.model.weights == "deit3_base_patch16_224.fb_in22k_ft_in1k.safetensors"
+
+
+@pytest.mark.parametrize("file", [file for file in IMAGES if file.stem.startswith("cifar")], ids=lambda file: file.stem)
+def test_a_cifar_recipe_says_that_its_rate_is_not_in_the_appendix(file: Path) -> None:
+    header = " ".join(
+        line.lstrip("# ") for line in file.read_text(encoding="utf-8").split("members = 3")[0].splitlines()
+    )
+    assert "D.3 gives no learning rate for CIFAR" in header or "which D.3 gives for TinyImageNet only" in header
+    assert "released code" in header
 
 
 def made_up(name: str, samples: int, classes: int = 0) -> plateaux.DataSplits:
