@@ -29,7 +29,7 @@ GLUE_PAGE = "https://gluebenchmark.com/tasks"
 MIN_LENGTH = 8  # tokens: three special tokens, and some of each sentence
 
 
-class Pair(NamedTuple):
+class SentencePair(NamedTuple):
     """Two sentences, their ids in the corpus, and whether one paraphrases the other."""
 
     label: int
@@ -74,14 +74,14 @@ def mrpc(
     )
 
 
-def _read_corpus(base: Path) -> tuple[list[Pair], list[Pair]]:
+def _read_corpus(base: Path) -> tuple[list[SentencePair], list[SentencePair]]:
     folder = _find_folder(base, FILES[0])
     if folder is None:
         raise missing_data_error("mrpc", expected=f"MRPC/{FILES[0]} and MRPC/{FILES[1]}", folder=base, url=PAGE)
     return _read_pairs(folder / FILES[0]), _read_pairs(folder / FILES[1])
 
 
-def _read_dev_split(base: Path) -> tuple[list[Pair], list[Pair]]:
+def _read_dev_split(base: Path) -> tuple[list[SentencePair], list[SentencePair]]:
     """Return GLUE's train and dev split, from its own files or from the corpus and the ids of the dev pairs."""
     folder = _find_folder(base, *GLUE_FILES)
     if folder is not None:
@@ -102,7 +102,7 @@ def _find_folder(base: Path, *files: str) -> Path | None:
     return next((base / name for name in FOLDERS if all((base / name / file).is_file() for file in files)), None)
 
 
-def _split_by_ids(pairs: list[Pair], path: Path) -> tuple[list[Pair], list[Pair]]:
+def _split_by_ids(pairs: list[SentencePair], path: Path) -> tuple[list[SentencePair], list[SentencePair]]:
     """Return the pairs whose ids are not in a file, and those that are."""
     ids = {tuple(line.split("\t")) for line in try_read(path, read_lines)}
     unknown = ids - {pair.ids for pair in pairs}
@@ -114,7 +114,7 @@ def _split_by_ids(pairs: list[Pair], path: Path) -> tuple[list[Pair], list[Pair]
     return [pair for pair in pairs if pair.ids not in ids], [pair for pair in pairs if pair.ids in ids]
 
 
-def _read_pairs(path: Path) -> list[Pair]:
+def _read_pairs(path: Path) -> list[SentencePair]:
     """Read sentence pairs; a line has five tab-separated columns: label, two ids, and two sentences."""
     text = try_read(path, lambda file: file.read_text(encoding="utf-8-sig"))
     rows = [line.split("\t") for line in text.splitlines()[1:] if line]
@@ -124,7 +124,7 @@ def _read_pairs(path: Path) -> list[Pair]:
             f"{path}, line {bad_line or 2} is not five tab-separated columns with a first column of 0 or 1. "
             "Download it again."
         )
-    return [Pair(int(row[0]), (row[1], row[2]), (row[3], row[4])) for row in rows]
+    return [SentencePair(int(row[0]), (row[1], row[2]), (row[3], row[4])) for row in rows]
 
 
 def _find_vocabulary(base: Path, name: str) -> Path:
@@ -136,7 +136,7 @@ def _find_vocabulary(base: Path, name: str) -> Path:
     return path
 
 
-def _build_source(tokenizer: Tokenizer, pairs: list[Pair], limit: int | None) -> InMemorySource:
+def _build_source(tokenizer: Tokenizer, pairs: list[SentencePair], limit: int | None) -> InMemorySource:
     pairs = pairs[: limited_count(len(pairs), limit)]
     encoded = tokenizer.encode([pair.sentences for pair in pairs])
     y = torch.tensor([pair.label for pair in pairs])
