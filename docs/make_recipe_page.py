@@ -95,7 +95,9 @@ MEANINGS = {
     "model.head": "what each member adds to the backbone: `own`, the remaining modules of the model; `linear` or "
     "`mlp`, a new head on its features, averaged over positions",
     "model.head_width": "hidden units of an `mlp` head; can be a list with one per member",
-    "model.image_size": "resize images to this many pixels per side before the backbone",
+    "model.image_size": "resize images to this many pixels per side before the network, in every batch, so that a data "
+    "set is not stored at that size; see [larger images](../guides/train.md#resize-images-to-the-size-of-the-network)",
+    "model.image_interpolation": "how `image_size` resizes: `bilinear` (default) or `bicubic`, both antialiased",
     "model.cache_features": "cache the features of the backbone on disk, so that it runs only once for every image",
     "model.cache_dtype": "type of the cached features; `float16` halves the size and rounds to three digits",
     "model.cached_augmentations": "with `data.crop` or `data.flip`: number of augmentations of every image whose "

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import subprocess
 import sys
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from PIL import Image
 
 from plateaux.core.errors import DataError
 from plateaux.data.files import decode
-from plateaux.data.preprocessing import Preprocessing, WordPiece
+from plateaux.data.preprocessing import Preprocessing, SentencePiece, WordPiece
 from plateaux.data.summary import TensorSummary
 from plateaux.deploy.contract import InputContract
 from plateaux.deploy.inputs import prepare
@@ -164,8 +166,60 @@ def test_the_tokenizer_is_that_of_bert() -> None:
         WordPiece("[PAD]\na", 12).encode([("a", "a")])
 
 
+PIECES = ("<pad>", "<unk>", "[CLS]", "[SEP]", "▁the", "▁cat", "▁c", "at", "▁dog", "s", "▁", ".", '"', "w", "ran")
+SCORES = (0.0, 0.0, 0.0, 0.0, -2.0, -7.5, -3.0, -4.0, -3.0, -2.5, -1.0, -2.0, -3.0, -5.0, -4.0)
+
+
+def charsmap() -> bytes:
+    """Return a map of SentencePiece, a trie as a double array and its strings, that replaces "q" by "w"."""
+    units = [0] * 1024
+    units[ord("q")] = ((ord("q") ^ 0x100) << 10) | (1 << 8) | ord("q")  # offset of the leaf, has a leaf, label
+    return struct.pack("<I", 4 * len(units)) + struct.pack("<1024I", *units) + b"w\0"
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_tokenizer_is_that_of_albert(mapped: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    vocabulary = list(zip(PIECES, SCORES, strict=True))
+    theirs = transformers.AlbertTokenizer(vocab=vocabulary, _spm_precompiled_charsmap=charsmap() if mapped else None)
+    ones = ["The cats  ran.", "dögs q ran\tran", "", "the " * 30, "``cat''", "ﬁx q"]
+    twos = ["the cat", "cats DOGS dogs", "dog", "ran. " * 20, "ran " * 30, "q q"]
+    expected = theirs(
+        ones, twos, padding="max_length", truncation="longest_first", max_length=12, return_token_type_ids=True
+    )
+    ours = SentencePiece(PIECES, SCORES, 12, b64encode(charsmap()).decode() if mapped else "")
+    found = ours.encode(list(zip(ones, twos, strict=True)))
+    assert {name: values.tolist() for name, values in found.items()} == {name: expected[name] for name in found}
+    assert (13 in found["input_ids"]) is mapped  # "w"
+    assert 1 in found["input_ids"]  # unknown
+
+
+@pytest.mark.parametrize(
+    ("pieces", "scores", "charsmap", "words"),
+    [
+        (PIECES[1:], SCORES[1:], "", "14 tokens has no <pad>"),
+        (PIECES, SCORES[1:], "", "is damaged"),
+        (PIECES, SCORES, "no base64", "is damaged"),
+        (PIECES, SCORES, b64encode(b"abc").decode(), "is damaged"),
+        (PIECES, SCORES, b64encode(bytes(64)).decode(), "map of characters is invalid"),
+    ],
+)
+def test_a_damaged_tokenizer_is_refused(
+    pieces: tuple[str, ...], scores: tuple[float, ...], charsmap: str, words: str
+) -> None:
+    pytest.importorskip("tokenizers")
+    with pytest.raises(DataError, match=words):
+        SentencePiece(pieces, scores, 12, charsmap).encode([("the cat", "dog")])
+
+
 def test_a_contract_is_read_as_it_was_written() -> None:
-    for what in (contract(), text_contract(), contract("float32", (5,), None, None, mean=(0.5,), std=(0.1,))):
+    albert = Preprocessing(tokenizer=SentencePiece(PIECES, SCORES, 12, "AAAA"))
+    for what in (
+        contract(),
+        text_contract(),
+        contract(preprocessing=albert),
+        contract("float32", (5,), None, None, mean=(0.5,), std=(0.1,)),
+    ):
         assert InputContract.from_dict(what.to_dict(), "x") == what
 
 

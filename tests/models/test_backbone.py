@@ -27,7 +27,6 @@ from plateaux.models.backbone import (
     build_head,
     common_backbone,
     own_head,
-    resize,
     split_module,
 )
 from plateaux.models.surgery import size_in_bytes
@@ -185,7 +184,10 @@ def test_images_are_resized_before_the_backbone() -> None:
     assert backbone.shape == (4, 12, 12)
     expected = F.interpolate(IMAGES, (24, 24), mode="bilinear", antialias=True, align_corners=False)
     assert torch.equal(backbone(IMAGES), whole[0](expected))
-    assert resize(IMAGES, 16) is IMAGES
+    sharper = Backbone(copy.deepcopy(whole), "0", shape=SHAPE, image_size=24, interpolation="bicubic", pool=False)
+    expected = F.interpolate(IMAGES, (24, 24), mode="bicubic", antialias=True, align_corners=False)
+    assert torch.equal(sharper(IMAGES), whole[0](expected))
+    assert sharper.hash() != backbone.hash()
 
 
 def test_the_hash_depends_on_weights_and_split() -> None:
@@ -276,7 +278,6 @@ def test_pruning_does_not_change_the_backbone() -> None:
     ("model", "data", "words"),
     [
         ({"head": "mlp"}, {}, "model.head = 'mlp' needs a backbone"),
-        ({"image_size": 8}, {}, "model.image_size = 8 needs a backbone"),
         ({"cache_features": True}, {}, "model.cache_features = True needs a backbone"),
         ({"backbone": "features", "name": ["cnn", "cnn", "cnn"]}, {}, "one backbone. Use one model name"),
         ({"backbone": "features", "freeze": ["0"]}, {}, "Omit one of them"),

@@ -28,7 +28,6 @@ MAX_EPOCHS = 1_000_000
 BACKBONE_KEYS = (
     "head",
     "head_width",
-    "image_size",
     "cache_features",
     "cache_dtype",
     "cached_augmentations",
@@ -76,11 +75,19 @@ class ModelConfig(PluginSection):
     backbone: str | None = None  # the last module of the frozen, shared part of the network
     head: Literal["own", "linear", "mlp"] = "own"  # own: the model's remaining modules; linear, mlp: a new head
     head_width: Sizes = 512  # hidden units of an mlp head
-    image_size: Size | None = None  # images are resized to this many pixels per side before the backbone
+    image_size: Size | None = None  # images are resized to this many pixels per side before the network
+    image_interpolation: Literal["bilinear", "bicubic"] | None = None  # how; default: bilinear
     cache_features: bool = False  # run the backbone once per image and reuse its features
     cache_dtype: Literal["float32", "float16"] = "float32"
     cached_augmentations: Count = 1  # number of augmentations of every image whose features are cached
     lora: LoraConfig | None = None
+
+    @field_validator("image_interpolation")
+    @classmethod
+    def _check_resized(cls, interpolation: str | None, info: ValidationInfo) -> str | None:
+        if interpolation is not None and info.data.get("image_size") is None:
+            raise ValueError("no image is resized without model.image_size; set it too")
+        return interpolation
 
     @field_validator("lora")
     @classmethod

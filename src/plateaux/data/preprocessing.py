@@ -5,13 +5,14 @@ Importing this module needs neither torch nor NumPy, because `plateaux status` r
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from plateaux.core.bounded import PositiveCount
-from plateaux.core.errors import DataError
+from plateaux.core.bounded import Finite, PositiveCount
+from plateaux.core.errors import DataError, first_line
 from plateaux.core.optional import optional_import
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PAD, UNK, CLS, SEP = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+ALBERT_PAD, ALBERT_UNK = "<pad>", "<unk>"
 BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 ATTRIBUTES = ("ids", "attention_mask", "type_ids")  # of an encoding, in the order of the outputs of BERT
 
@@ -41,15 +43,31 @@ class WordPiece:
 
         The longer text of a pair is truncated first.
         """
-        import numpy as np
+        return _encode(_build_wordpiece(self.vocabulary, self.length), texts, self.length, self.outputs)
 
-        tokenizer = _build(self.vocabulary, self.length)
-        encoded = tokenizer.encode_batch([tuple(row) if len(row) > 1 else row[0] for row in texts])
-        columns = dict(zip(BERT_INPUTS, ATTRIBUTES, strict=True))
-        return {
-            name: np.array([getattr(item, columns[name]) for item in encoded], dtype=np.int64).reshape(-1, self.length)
-            for name in self.outputs
-        }
+
+@dataclass(frozen=True, slots=True)
+class SentencePiece:
+    """ALBERT's uncased tokenizer: lower case, no accents, the most likely division of each word into known pieces."""
+
+    pieces: tuple[str, ...]  # in the order of their ids
+    scores: tuple[Finite, ...]  # log-probabilities of the pieces
+    length: PositiveCount  # of the padded or truncated sequences
+    charsmap: str = ""  # SentencePiece's precompiled map of characters, in base64
+    texts: tuple[str, ...] = ("sentence1", "sentence2")  # names of the texts of a sample: one, or a pair
+    outputs: tuple[str, ...] = BERT_INPUTS
+
+    def tokens(self) -> int:
+        """Return the number of tokens."""
+        return len(self.pieces)
+
+    def encode(self, texts: Sequence[Sequence[str]]) -> dict[str, NDArray[np.int64]]:
+        """Return token ids, attention mask, and token types `[N, length]`, as `WordPiece.encode`."""
+        tokenizer = _build_sentencepiece(self.pieces, self.scores, self.charsmap, self.length)
+        return _encode(tokenizer, texts, self.length, self.outputs)
+
+
+Tokenizer = WordPiece | SentencePiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +75,71 @@ class Preprocessing:
     """How raw inputs become samples; the default is not at all."""
 
     resize: PositiveCount | None = None  # images: the shorter side, of which the center square is cropped
-    tokenizer: WordPiece | None = None
+    tokenizer: Tokenizer | None = None
 
 
 NO_PREPROCESSING = Preprocessing()
 
 
+def _encode(
+    tokenizer: Any, texts: Sequence[Sequence[str]], length: int, outputs: Sequence[str]
+) -> dict[str, NDArray[np.int64]]:
+    import numpy as np
+
+    try:
+        encoded = tokenizer.encode_batch([tuple(row) if len(row) > 1 else row[0] for row in texts])
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":  # a damaged map of characters makes the library panic
+            raise
+        raise DataError("The tokenizer is damaged: its map of characters is invalid. Use the published file.") from None
+    columns = dict(zip(BERT_INPUTS, ATTRIBUTES, strict=True))
+    return {
+        name: np.array([getattr(item, columns[name]) for item in encoded], dtype=np.int64).reshape(-1, length)
+        for name in outputs
+    }
+
+
 @lru_cache(maxsize=4)
-def _build(vocabulary: str, length: int) -> Any:
+def _build_wordpiece(vocabulary: str, length: int) -> Any:
     library = optional_import("tokenizers", extra="text")
     ids = {token: number for number, token in enumerate(vocabulary.split("\n"))}
-    missing = [token for token in SPECIAL if token not in ids]
-    if missing:
-        raise DataError(f"The vocabulary of {len(ids)} tokens has no {', '.join(missing)}. Use a BERT vocabulary.")
+    _check_special(ids, SPECIAL, "Use a BERT vocabulary")
     tokenizer = library.Tokenizer(library.models.WordPiece(ids, unk_token=UNK))
     tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    return _frame(tokenizer, ids, PAD, length)
+
+
+@lru_cache(maxsize=4)
+def _build_sentencepiece(pieces: tuple[str, ...], scores: tuple[float, ...], charsmap: str, length: int) -> Any:
+    library = optional_import("tokenizers", extra="text")
+    ids = {piece: number for number, piece in enumerate(pieces)}
+    _check_special(ids, (ALBERT_PAD, ALBERT_UNK, CLS, SEP), "Use the tokenizer.json of an ALBERT")
+    norm = library.normalizers
+    steps = [norm.Replace("``", '"'), norm.Replace("''", '"'), norm.NFKD(), norm.StripAccents(), norm.Lowercase()]
+    try:
+        vocabulary = list(zip(pieces, scores, strict=True))
+        model = library.models.Unigram(vocabulary, unk_id=ids[ALBERT_UNK], byte_fallback=False)
+        steps += [norm.Precompiled(b64decode(charsmap, validate=True))] if charsmap else []
+    except Exception as error:  # tokenizers raises no exception of its own
+        raise DataError(f"The tokenizer is damaged ({first_line(error)}). Use the published file.") from error
+    tokenizer = library.Tokenizer(model)
+    tokenizer.normalizer = norm.Sequence(steps)
+    before = library.pre_tokenizers
+    tokenizer.pre_tokenizer = before.Sequence([before.WhitespaceSplit(), before.Metaspace()])
+    return _frame(tokenizer, ids, ALBERT_PAD, length)
+
+
+def _check_special(ids: dict[str, int], special: Sequence[str], advice: str) -> None:
+    missing = [token for token in special if token not in ids]
+    if missing:
+        raise DataError(f"The vocabulary of {len(ids)} tokens has no {', '.join(missing)}. {advice}.")
+
+
+def _frame(tokenizer: Any, ids: dict[str, int], pad: str, length: int) -> Any:
+    """Add the special tokens of BERT, and truncate or pad to a length."""
+    library = optional_import("tokenizers", extra="text")
     tokenizer.post_processor = library.processors.BertProcessing((SEP, ids[SEP]), (CLS, ids[CLS]))
     tokenizer.enable_truncation(length, strategy="longest_first")
-    tokenizer.enable_padding(length=length, pad_id=ids[PAD], pad_token=PAD)
+    tokenizer.enable_padding(length=length, pad_id=ids[pad], pad_token=pad)
     return tokenizer

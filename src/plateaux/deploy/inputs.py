@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from plateaux.core.errors import DataError
 from plateaux.data.images import decode_image, to_pixels
-from plateaux.data.preprocessing import WordPiece
+from plateaux.data.preprocessing import Tokenizer
 from plateaux.data.summary import TensorSummary
 from plateaux.deploy.contract import InputContract, describe_tensor
 
@@ -143,7 +143,7 @@ def _prepare_mapping(x: Mapping[str, Any], contract: InputContract) -> dict[str,
     return arrays
 
 
-def _tokenize(rows: Sequence[Any], tokenizer: WordPiece) -> dict[str, Array]:
+def _tokenize(rows: Sequence[Any], tokenizer: Tokenizer) -> dict[str, Array]:
     texts = [
         (row,) if isinstance(row, str) else tuple(row) if isinstance(row, tuple | list) else (row,) for row in rows
     ]

@@ -167,7 +167,7 @@ def _single_member_recipe(evaluator: Evaluator) -> Recipe:
     name = member_value("model.name", recipe.model.name, number, recipe.members)
     factory = evaluator.components.model or registry.model.get(name, allow=evaluator.components.trust)
     options = member_options(factory, recipe.model.options, number, recipe.members)
-    keys = ("backbone", "head", "image_size", "cache_features", "cache_dtype")
+    keys = ("backbone", "head", "image_size", "image_interpolation", "cache_features", "cache_dtype")
     backbone = {key: getattr(recipe.model, key) for key in keys if getattr(recipe.model, key) is not None}
     width = {"head_width": member_value("model.head_width", recipe.model.head_width, number, recipe.members)}
     model = {"name": name, "freeze": list(recipe.model.freeze), **backbone, **width, **options}

@@ -17,11 +17,11 @@ from math import prod
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.models.modes import eval_mode
+from plateaux.models.resizing import Interpolation, resize, resized_shape
 
 FEATURES = "features"  # the input of the last layer
 
@@ -30,16 +30,23 @@ class Backbone(nn.Module):
     """A network up to one of its submodules; later submodules are removed to free their memory."""
 
     def __init__(
-        self, model: nn.Module, layer: str, *, shape: Sequence[int], image_size: int | None = None, pool: bool = True
+        self,
+        model: nn.Module,
+        layer: str,
+        *,
+        shape: Sequence[int],
+        image_size: int | None = None,
+        interpolation: Interpolation = "bilinear",
+        pool: bool = True,
     ) -> None:
         super().__init__()
         self.model = model.eval()
-        self.image_size, self.pool = image_size, pool
+        self.image_size, self.interpolation, self.pool = image_size, interpolation, pool
         self._hash: tuple[tuple[int, ...] | None, str] = None, ""
-        self.layer, self.before = split_module(model, layer, _resized_shape(shape, image_size))
-        _remove_later_modules(model, self.layer, self.before, _resized_shape(shape, image_size))
+        self.layer, self.before = split_module(model, layer, resized_shape(shape, image_size))
+        _remove_later_modules(model, self.layer, self.before, resized_shape(shape, image_size))
         with _probing(self.model):
-            zeros = _zero_input(_resized_shape(shape, image_size))
+            zeros = _zero_input(resized_shape(shape, image_size))
             features = _run_until(self.model, self.layer, self.before, (zeros,), {})
         self.shape = tuple((_pool(features) if pool else features).shape[1:])
         if self.shape == tuple(shape):
@@ -50,7 +57,7 @@ class Backbone(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         if self.image_size is not None and isinstance(args[0], Tensor):
-            args = (resize(args[0], self.image_size), *args[1:])
+            args = (resize(args[0], self.image_size, self.interpolation), *args[1:])
         features = _run_until(self.model, self.layer, self.before, args, kwargs)
         return _pool(features) if self.pool else features
 
@@ -63,7 +70,8 @@ class Backbone(nn.Module):
         return self._hash[1]
 
     def _compute_hash(self, tensors: Mapping[str, Tensor]) -> str:
-        digest = blake2b(f"{self.layer} {self.before} {self.image_size} {self.pool}".encode(), digest_size=8)
+        mode = "" if self.interpolation == "bilinear" else f" {self.interpolation}"
+        digest = blake2b(f"{self.layer} {self.before} {self.image_size} {self.pool}{mode}".encode(), digest_size=8)
         for name, tensor in sorted(tensors.items()):
             cpu_tensor = tensor.detach().cpu().float() if tensor.is_floating_point() else tensor.cpu()
             digest.update(f"{name}{tuple(cpu_tensor.shape)}".encode())
@@ -104,7 +112,7 @@ def build_head(kind: Literal["linear", "mlp"], shape: Sequence[int], *, classes:
 
 def own_head(model: nn.Module, layer: str, shape: Sequence[int], *, image_size: int | None = None) -> nn.Module:
     """Return the rest of a network after the split, as a module that takes the features of the backbone."""
-    name, before = split_module(model, layer, _resized_shape(shape, image_size))
+    name, before = split_module(model, layer, resized_shape(shape, image_size))
     graphs = [_trace(model.train(mode), name) for mode in (False, True)]
     if str(graphs[0]) != str(graphs[1]):  # such as F.dropout(training=self.training): a trace contains only one mode
         raise _untraceable_error(layer, "behaves differently in training and evaluation outside of its submodules")
@@ -120,17 +128,10 @@ def own_head(model: nn.Module, layer: str, shape: Sequence[int], *, image_size: 
     return fx.GraphModule(model, head_graph, class_name="Rest")
 
 
-def resize(x: Tensor, size: int) -> Tensor:
-    """Resize images to `size` x `size` pixels."""
-    if x.shape[-1] == x.shape[-2] == size:
-        return x
-    return F.interpolate(x, (size, size), mode="bilinear", antialias=True, align_corners=False)
-
-
 def check_backbone(model: Mapping[str, Any], *, mixes: bool) -> None:
     """Raise an error for inconsistent keys of [model]; `mixes` is whether mixup or cutmix is on."""
     if model["backbone"] is None:
-        for name, default in (("head", "own"), ("image_size", None), ("cache_features", False)):
+        for name, default in (("head", "own"), ("cache_features", False)):
             if model[name] != default:
                 raise RecipeError(
                     f"model.{name} = {model[name]!r} needs a backbone. Set model.backbone, for example to 'features'."
@@ -213,10 +214,6 @@ def _probing(model: nn.Module) -> Iterator[ExitStack]:
 
 def _zero_input(shape: Sequence[int]) -> Tensor:
     return torch.zeros(1, *shape)
-
-
-def _resized_shape(shape: Sequence[int], image_size: int | None) -> tuple[int, ...]:
-    return tuple(shape) if image_size is None else (shape[0], image_size, image_size)
 
 
 def _remove_later_modules(model: nn.Module, layer: str, before: bool, shape: Sequence[int]) -> None:

@@ -26,6 +26,8 @@ def load_weights(module: nn.Module, file: str | Path, prefix: str = "", *, stric
     `prefix` selects the weights under that name. Without `strict`, the file may omit the last layer; weights of another
     shape and unexpected weights are skipped, and a warning lists them.
     """
+    if not Path(file).is_file():
+        raise _missing_file(module, file)
     weights = _select_prefix(_read_weights(Path(file)), prefix, file)
     state = module.state_dict()
     # Files often omit the batch counter of BatchNorm; torch then resets it.
@@ -99,10 +101,19 @@ def dropout_layers(module: nn.Module) -> list[str]:
     return [name for name, part in module.named_modules() if _is_dropout(part) and not _is_frozen(part)]
 
 
+def _missing_file(module: nn.Module, file: str | Path) -> RecipeError:
+    """Return the error for a file that does not exist; a module may name where its weights are published."""
+    source = getattr(module, "weights_source", None)
+    if source is None:
+        return RecipeError(f"There is no weights file at {str(file)!r}. Use the path of a safetensors file.")
+    return RecipeError(
+        f"There is no weights file at {str(file)!r}, in the current folder or below PLATEAUX_DATA: download {source} "
+        "to that path, or set model.weights to its path."
+    )
+
+
 def _read_weights(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a file by name, without executing code in it."""
-    if not file.is_file():
-        raise RecipeError(f"There is no weights file at {str(file)!r}. Use the path of a safetensors file.")
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as opened:

@@ -28,7 +28,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 BIG = {"wrn28_10"}  # 36 M parameters and no option to shrink it: its parts are those of wrn
 STAND_INS = {"timm:<name>": ["timm:resnet10t", "timm:vit_tiny_patch16_224"]}
-TEXT = {"minilm"}  # takes rows of tokens: tests/models/architectures/test_minilm.py
+TEXT = {"albert", "minilm"}  # take rows of tokens: test_albert.py and test_minilm.py
 NAMES = [name for found in model.names() if found not in BIG | TEXT for name in STAND_INS.get(found, [found])]
 
 

@@ -20,6 +20,7 @@ from plateaux.data.sources import DataSplits
 from plateaux.models.backbone import Backbone, BackboneWithHead, build_head, own_head
 from plateaux.models.lora import add_lora, base_names, share_base
 from plateaux.models.pruning import end_layers, prune
+from plateaux.models.resizing import resize_inputs, resized_shape
 from plateaux.models.surgery import freeze, load_weights, share
 
 
@@ -60,6 +61,8 @@ def build_member(
     config = recipe.model
     if config.backbone is None:
         module = _build_network(recipe, data, number, components, init_seed)
+        if config.image_size is not None:
+            resize_inputs(module, config.image_size, config.image_interpolation or "bilinear")
     else:
         module = _build_with_head(
             recipe, data, number, components, backbone or build_backbone(recipe, data, components)
@@ -79,7 +82,14 @@ def build_backbone(recipe: Recipe, data: DataSplits, components: Components = NO
     assert config.backbone is not None
     # The backbone must not depend on which members are built in this process, so it has its own seed.
     network = _build_network(recipe, data, 0, components, derive_seed(recipe.seed, "shared"))
-    return Backbone(network, config.backbone, shape=data.shape, image_size=config.image_size, pool=config.head != "own")
+    return Backbone(
+        network,
+        config.backbone,
+        shape=data.shape,
+        image_size=config.image_size,
+        interpolation=config.image_interpolation or "bilinear",
+        pool=config.head != "own",
+    )
 
 
 def head_width(recipe: Recipe, number: int) -> int:
@@ -121,9 +131,8 @@ def _build_network(
         member_options(factory, config.options, number, recipe.members),
         also=ModelConfig.model_fields,
     )
-    for name in ("shape", "classes"):
-        if accepts(factory, name):
-            options[name] = getattr(data, name)
+    provided = {"shape": resized_shape(data.shape, config.image_size), "classes": data.classes}
+    options |= {name: value for name, value in provided.items() if accepts(factory, name)}
     with fork_rng(derive_seed(recipe.seed, "init", number) if init_seed is None else init_seed, torch.device("cpu")):
         module = factory(**options)
     if not isinstance(module, nn.Module):
