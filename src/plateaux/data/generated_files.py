@@ -5,6 +5,7 @@ The images are noise around a color of their class: large enough for every code 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,16 +103,27 @@ def _image_folder(root: Path, options: Mapping[str, Any]) -> None:
 
 
 def _mrpc(root: Path, options: Mapping[str, Any]) -> None:
+    """Write the corpus, GLUE's files of it, and the vocabulary that the options name."""
     (root / "MRPC").mkdir(parents=True, exist_ok=True)
     words = [f"word{i}" for i in range(20)]
-    for file, count in (("msr_paraphrase_train.txt", TRAIN), ("msr_paraphrase_test.txt", TEST)):
+    for file, count in (
+        ("msr_paraphrase_train.txt", TRAIN), ("msr_paraphrase_test.txt", TEST), ("train.tsv", TRAIN), ("dev.tsv", TEST),
+    ):  # fmt: skip
         lines = ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
         for i in range(count):
             first, second = " ".join(words[i % 7 : i % 7 + 6]), " ".join(words[i % 5 : i % 5 + 6])
             lines.append(f"{i % 2}\t{2 * i}\t{2 * i + 1}\t{first}\t{first if i % 2 else second}")
         (root / "MRPC" / file).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
-    (root / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    vocabulary = root / str(options.get("vocabulary", "vocab.txt"))
+    vocabulary.parent.mkdir(parents=True, exist_ok=True)
+    special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = [
+        [piece, -1.0]
+        for piece in (*special, *(f"\u2581{word}" for word in words), "\u2581", *"abcdefghijklmnopqrstuvwxyz0123456789")
+    ]
+    steps = [{"type": name} for name in ("NFKD", "StripAccents", "Lowercase")]
+    tree = {"normalizer": {"type": "Sequence", "normalizers": steps}, "model": {"type": "Unigram", "vocab": pieces}}
+    vocabulary.write_text(json.dumps(tree), encoding="utf-8")
 
 
 WRITERS: Mapping[str, Callable[[Path, Mapping[str, Any]], None]] = {  # called with the data root and the options

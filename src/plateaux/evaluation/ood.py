@@ -24,13 +24,14 @@ from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator, RunSums
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.splits import eval_split, ood_split
+from plateaux.evaluation.splits import eval_split, expand_ood_name, ood_split
 from plateaux.storage.run import Run, RunLike
 
 OPENOOD = {  # the near and far sets of OpenOOD 1.5, by the dataset of the run
     "cifar10": {"near": ("cifar100", "tin"), "far": ("mnist", "svhn", "texture", "places365")},
     "cifar100": {"near": ("cifar10", "tin"), "far": ("mnist", "svhn", "texture", "places365")},
 }
+MAX_NAMED = 6  # sets that the name of their mean lists
 Suites = Mapping[str, Sequence[str]]
 """Datasets by suite: {"near": ["cifar100"], "far": ["mnist", "textures32"]}."""
 logger = logging.getLogger(__name__)
@@ -76,7 +77,8 @@ def detect_ood(
 
     Args:
         run: A run, its folder, or its URL.
-        suites: Datasets by suite: {"near": ["cifar100"], "far": ["mnist", "textures32"]}.
+        suites: Datasets by suite: {"near": ["cifar100"], "far": ["mnist", "textures32"]}; `corrupted:all:5` means the
+            run's own test samples under each of 15 corruptions at severity 5.
         skip_missing: Skip datasets that are not available, instead of an error.
         data: The data that the run was trained with, if passed in Python.
         model: The model that the run was trained with, if passed in Python.
@@ -95,7 +97,7 @@ def detect_ood(
     results: list[MetricResult] = []
     for suite, names in suites.items():
         in_suite: list[MetricResult] = []
-        for name in names:
+        for name in (one for each in names for one in expand_ood_name(each)):
             try:
                 split = ood_split(name, suite, components)
                 outside, other = evaluator.accumulate(split, {"ood": SCORES}, subsets, progress=progress)
@@ -148,5 +150,5 @@ def _mean_of_suite(
 ) -> MetricResult:
     rows = {name: mean_of_paired([result.rows[name] for result in results]) for name in results[0].rows}
     splits = [result.split for result in results]
-    names = ", ".join(split.split(" (")[0] for split in splits)
+    names = ", ".join(split.split(" (")[0] for split in splits) if len(splits) <= MAX_NAMED else f"{len(splits)} sets"
     return evaluator.result("ood", f"mean of {suite} ({names})", rows, SCORES, {**metadata, "sets": splits})

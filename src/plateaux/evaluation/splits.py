@@ -1,7 +1,7 @@
 """The splits that a run can be evaluated on: its own, corrupted ones, and other datasets.
 
 test, train, validation          the splits of the run's dataset
-corrupted[:fog[:3]]              its test samples under 15 corruptions at five severities; extra: four more
+corrupted[:fog[:3]]              its test samples under 15 corruptions (all) at five severities; extra: four more
 ./photos, list.txt, imagenet_a   images of the run's classes, or of some of them: by path, or a dataset by name
 mnist, textures32, ...           OOD: the test samples of another dataset, resized to the shape of the run's inputs
 """
@@ -36,6 +36,7 @@ from plateaux.storage.image_cache import CachedImages
 from plateaux.storage.run_info import DataInfo
 
 SEVERITIES = (1, 2, 3, 4, 5)
+GROUPS = {"all": CORRUPTIONS, "extra": EXTRA}  # corrupted:all:5 has the 15 corruptions at severity 5
 OWN = ("test", "train", "validation", "corrupted")
 ALL_CLASSES = ":all_classes"  # after the name of a labeled set: without a class mask
 GENERATED = "generated, CIFAR-C-like"
@@ -179,6 +180,8 @@ def _require_images(name: str, shape: Sequence[int]) -> None:
 
 def ood_split(name: str, suite: str, components: Components = NO_COMPONENTS) -> EvalSplit:
     """Return the test samples of another dataset, or images by path, at the shape of the run's inputs."""
+    if name.startswith("corrupted:"):
+        return EvalSplit(name, suite, _open_corrupted(name), {"name": name}, labeled=False)
     if is_image_path(name):
         return EvalSplit(name, suite, _open_path(name), {"name": Path(name).name}, labeled=False)
     dataset = {"tin": "tinyimagenet32", "texture": "textures32", "fashionmnist": "fashion_mnist"}.get(name, name)
@@ -190,6 +193,25 @@ def ood_split(name: str, suite: str, components: Components = NO_COMPONENTS) -> 
         return ResizedSource(other.test, data.shape, other.shape), torch.arange(len(other.test))
 
     return EvalSplit(name, suite, open_, {"name": dataset}, labeled=False)
+
+
+def expand_ood_name(name: str) -> list[str]:
+    """Return the OOD sets of a name: corruptions of the run's test samples are one set for each.
+
+    >>> expand_ood_name("mnist"), len(expand_ood_name("corrupted:all:5"))
+    (['mnist'], 15)
+    """
+    group, _, severity = name.removeprefix("corrupted:").partition(":")
+    if not name.startswith("corrupted:") or group not in GROUPS:
+        return [name]
+    return [f"corrupted:{kind}:{severity}" for kind in GROUPS[group]]
+
+
+def _open_corrupted(name: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]]:
+    def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
+        return eval_split(recipe, DataInfo.from_splits(data), name).open(recipe, data)
+
+    return open_
 
 
 def _open_path(path: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]]:
@@ -255,11 +277,11 @@ def _open_own(name: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]
 
 def _corrupted_splits(recipe: Recipe, info: DataInfo, name: str, cache: str | Path | None) -> list[EvalSplit]:
     _, *rest = name.split(":")
-    kinds = CORRUPTIONS if not rest else EXTRA if rest[0] == "extra" else (rest[0],)
+    kinds = GROUPS.get(rest[0], (rest[0],)) if rest else CORRUPTIONS
     severities = SEVERITIES if len(rest) < 2 else (rest[1],)
     for kind in kinds:
         if kind not in (*CORRUPTIONS, *EXTRA):
-            raise RunError(f"There is no corruption called {kind!r}; {suggest(kind, [*CORRUPTIONS, *EXTRA, 'extra'])}")
+            raise RunError(f"There is no corruption called {kind!r}; {suggest(kind, [*CORRUPTIONS, *EXTRA, *GROUPS])}")
     if "saturate" in kinds and len(info.shape) == 3 and info.shape[0] == 1:
         others = ",".join(f"corrupted:{kind}" for kind in EXTRA if kind != "saturate")
         raise RunError(
