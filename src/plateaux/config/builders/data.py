@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import torch
 
 from plateaux.config.builders.training import build_method
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import DataConfig, Recipe
-from plateaux.config.schema import check
+from plateaux.config.schema import accepts, check
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import Method
@@ -104,7 +105,7 @@ def build_training_data(recipe: Recipe, components: Components = NO_COMPONENTS) 
     if "unlabeled" not in build_method(recipe, 0, components).objective.extra_inputs:
         return data
     name, _, count = (recipe.data.unlabeled or "").partition("@")
-    source = components.unlabeled or _build_unlabeled(name, data, components)
+    source = components.unlabeled or _build_unlabeled(name, data, recipe.data.options.get("root"), components)
     source = source.ignoring_labels() if isinstance(source, DatasetSource) else source
     size = int(count) if count.isdigit() else len(source)
     if (count and not count.isdigit()) or not 0 < size <= len(source):
@@ -117,14 +118,19 @@ def build_training_data(recipe: Recipe, components: Components = NO_COMPONENTS) 
     return replace(data, unlabeled=UnlabeledData(name or "given", source, ids))
 
 
-def _build_unlabeled(name: str, data: DataSplits, components: Components) -> Source:
-    """Return the training samples of a data set, or its test samples if it has no training samples."""
+def _build_unlabeled(name: str, data: DataSplits, root: str | None, components: Components) -> Source:
+    """Return the training samples of a data set, or its test samples if it has no training samples.
+
+    It lies in the data root of the recipe, and its images are read at the size of the recipe's.
+    """
     if is_image_path(name):
         if len(data.shape) != 3:
             raise RecipeError(f"data.unlabeled = {name!r} are images, but the samples of {data.name!r} are not")
-        return open_images(name, size=data.shape[-1], channels=data.shape[0])
+        return open_images(name, size=data.shape[-1], channels=data.shape[0], root=root)
     factory = registry.dataset.get(name, allow=components.trust)
-    other: DataSplits = factory(**check("data", factory, {}))
+    options: dict[str, Any] = {"root": root} if root is not None and accepts(factory, "root") else {}
+    options |= {"size": data.shape[-1]} if len(data.shape) == 3 and accepts(factory, "size") else {}
+    other: DataSplits = factory(**check("data", factory, options))
     if other.shape != data.shape:
         raise RecipeError(
             f"data.unlabeled = {name!r} has samples of shape {list(other.shape)}, but {data.name!r} has shape "
