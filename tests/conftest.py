@@ -32,13 +32,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
-# Hundreds of training runs over lines that other tests cover too; measuring coverage here would add 50 % of time.
+# Hundreds of training runs and processes over lines that other tests cover too. Measuring coverage here would add 50 %
+# of time, and three seconds to every process that imports torch.
 WITHOUT_COVERAGE = (
     "attacks",
     "laws",
     "distributed/test_process_pool.py",
-    "integration/test_kill.py",
-    "integration/test_ray.py",
+    "distributed/test_subprocesses.py",
+    "integration",
+    "project/test_docs.py",
     "project/test_recipes.py",
     "training/test_partition.py",
 )

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("_"))
 NEED_CIFAR = {"calibration", "cascade"}
 LONG = os.environ.get("PLATEAUX_LONG") == "1"
-# Even in quick form these take half a minute to two minutes each, most of it to start processes and to export graphs.
+# Even in quick form these take 20 s to two minutes each, most of it to start processes and to export graphs.
 # What they call has tests of its own, named here, so they run only in a long test and in `make bench`, which a release
 # requires. That they start and use the library as it is now is checked for every script, here and in test_typing.py.
 TESTED_ELSEWHERE = {
@@ -31,7 +31,9 @@ TESTED_ELSEWHERE = {
     "pool": "tests/distributed/test_process_pool.py",
     "ray_cluster": "tests/integration/test_ray.py",
     "sample_scores": "tests/optim/test_sample_scores.py",
+    "serve": "tests/serving/test_serve.py",
     "soak": "tests/serving/test_serve.py",
+    "startup": "tests/cli/test_startup.py",
 }
 HELP = """
 import importlib, sys

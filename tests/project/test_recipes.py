@@ -96,9 +96,8 @@ def test_a_recipe_trains_two_steps(file: Path, tmp_path: Path) -> None:
     whole = plateaux.Recipe.load(file)
     if whole.model.name == "minilm" and find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
-    batch = 8 if whole.data.name in ("digits", "cifar10", "cifar100") else 4  # larger images cost more
     joint = file.stem in JOINT
-    batch = 2 if joint else batch  # and a larger network even more
+    batch = 2 if whole.data.name == "image_folder" else 4  # large images cost more
     validation = 2 if whole.data.validation_split else 0
     meets = whole.method.name == "sharpbalance"  # then at once, and there must be somebody to meet
     recipe = whole.replaced(
