@@ -65,6 +65,9 @@ log_every = 2
 """
 
 
+pytestmark = pytest.mark.xdist_group("kill")  # one worker starts the server and trains the whole runs once
+
+
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Ask]:
     """Return the function that lets the server train, and says how that ended."""

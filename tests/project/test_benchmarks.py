@@ -1,4 +1,4 @@
-"""Benchmarks start, run, end with one JSON line, and judge only what they can: limits, controls, time budgets, parts."""
+"""Benchmarks start, run, end with a JSON line, and judge only what they can: limits, controls, time budgets, parts."""
 
 from __future__ import annotations
 
