@@ -46,7 +46,7 @@ def small_run(folder: Path) -> Run:
         {
             "members": 1,
             "data": {"name": "cifar10", "limit": 640, "batch_size": 64},
-            "model": {"name": "resnet8", "width": 8},
+            "model": {"name": "resnet8", "width": 4},
             "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9, "weight_decay": 2e-4},
             "train": {"epochs": 8},
             "executor": {"threads": 1},

@@ -152,7 +152,7 @@ class Study:
         """Yield what members are asked about, by name."""
         first, few = (20, 50) if self.quick else (200, 1000)
         yield "test", self._through(self.data.test, len(self.data.test))
-        yield "out: Tiny-ImageNet", self._through(self.others, len(self.others))
+        yield "out: Tiny-ImageNet", self._through(self.others, few if self.quick else len(self.others))
         names = {"CIFAR-10": "cifar10", "textures": "textures32", "MNIST": "mnist", "Fashion-MNIST": "fashion_mnist"}
         for title, name in names.items():
             yield f"out: {title}", self._through(ResizedSource(registry.dataset.get(name)().test, (3, 32, 32)), few)

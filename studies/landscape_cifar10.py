@@ -42,7 +42,7 @@ def recipe_for(method: dict[str, Any], *, members: int, quick: bool) -> plateaux
         {
             "members": members,
             "data": {"name": "cifar10", "limit": 256 if quick else 10_000, "batch_size": 128},
-            "model": {"name": "resnet8", "width": 16},
+            "model": {"name": "resnet8", "width": 4 if quick else 16},
             "method": method,
             "optimizer": {"name": "SGD", "lr": 0.2, "momentum": 0.9, "weight_decay": 2e-4, "nesterov": True},
             "lr_scheduler": [

@@ -67,7 +67,7 @@ def recipe_for(
                 "crop": 2,
                 "flip": True,
             },
-            "model": {"name": "resnet8", "width": 16},
+            "model": {"name": "resnet8", "width": 4 if quick else 16},
             "method": {**method, **({"rho": rho} if climbs else {})},
             "optimizer": {"name": "SGD", "lr": 0.2, "momentum": 0.9, "weight_decay": 2e-4, "nesterov": True},
             "lr_scheduler": [

@@ -17,6 +17,8 @@ from plateaux.evaluation import tables
 from plateaux.evaluation.options import EvalOptions
 from tests.cli.test_main import SMALL, call
 
+pytestmark = pytest.mark.xdist_group("cli_evaluate")  # one worker trains the run once
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> str:

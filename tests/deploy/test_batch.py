@@ -36,6 +36,9 @@ from tests.cli.test_main import call
 SMALL = BatchOptions(part_size=7)
 
 
+pytestmark = pytest.mark.xdist_group("batch")  # one worker trains the run once
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = train_digits(tmp_path_factory.mktemp("run"), model={"name": "mlp", "hidden_sizes": [16]})

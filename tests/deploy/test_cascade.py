@@ -23,6 +23,8 @@ from plateaux.evaluation.calibration import Calibration, CalibrationOptions, cal
 from plateaux.evaluation.predict import predict
 from plateaux.storage.run import Run
 
+pytestmark = pytest.mark.xdist_group("deployed_cascade")  # one worker trains the run once
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -29,6 +29,9 @@ from plateaux.storage.run import Run
 RECIPE = digits_recipe(members=3)
 
 
+pytestmark = pytest.mark.xdist_group("predictor")  # one worker trains the run once
+
+
 @pytest.fixture(scope="module")
 def uncalibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run")

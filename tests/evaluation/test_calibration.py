@@ -39,6 +39,9 @@ RECIPE = {
 }
 
 
+pytestmark = pytest.mark.xdist_group("calibration")  # one worker trains the run once
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run")

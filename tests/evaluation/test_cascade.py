@@ -43,6 +43,9 @@ OPTIONS = CascadeOptions(max_harm=0.05)
 FIT = CalibrationOptions(cascade=OPTIONS, target_risk=0.1)
 
 
+pytestmark = pytest.mark.xdist_group("cascade")  # one worker trains the run once
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run")

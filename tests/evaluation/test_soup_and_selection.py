@@ -31,6 +31,9 @@ RECIPE = {
 }
 
 
+pytestmark = pytest.mark.xdist_group("soup")  # one worker trains the run once
+
+
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three members that share no start."""

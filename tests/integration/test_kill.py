@@ -26,6 +26,7 @@ from plateaux.storage.local_store import SCRATCH_PREFIX
 from plateaux.storage.run import Run
 
 HERE = Path(__file__).parents[1]  # the folder of the helpers
+LONG = os.environ.get("PLATEAUX_LONG") == "1"
 ENVIRONMENT = {
     # Lines of trainers that are killed cannot be counted; counting them all the same would double the time.
     **{name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")},
@@ -62,6 +63,9 @@ threads = 1
 checkpoint_every_minutes = {minutes}
 log_every = 2
 """
+
+
+pytestmark = pytest.mark.xdist_group("kill")  # one worker starts the server and trains the whole runs once
 
 
 @pytest.fixture(scope="module")
@@ -405,16 +409,29 @@ def test_a_kill_at_every_step_of_a_partition_does_not_change_a_bit(manner: str, 
     base = tmp_path / "base"
     for batch in (1, 1, 2):  # while scoring; in `parked` the first member's scores, then the second's
         assert ask(recipe, base, score=batch)["status"] == -signal.SIGKILL
-    seen: set[str] = set()
-    for event in range(1, 1000, 1 if manner == "loop" else 4):  # then at one touch of storage after the other
+
+    def killed(event: int) -> set[str] | None:
+        """Kill a run at a touch of storage and resume it; return how far it had come, and None if it ended before."""
         out = tmp_path / str(event)
         shutil.copytree(base, out)
         if ask(recipe, out, event=event)["status"] == 0:
-            break
-        seen |= _half_way(out)
+            return None
+        stage = _half_way(out)
         assert ask(recipe, out)["status"] == 0, event
         assert_same_run(out, whole)
         assert _meeting_files(out) == _meeting_files(whole), event
+        return stage
+
+    # At every touch of storage; in the short version at every few, and in a loop at all where a stage begins or ends.
+    stages: dict[int, set[str] | None] = {0: set()}
+    stride = 1 if LONG else {"loop": 6, "offload": 4}[manner]
+    for event in range(stride, 1000, stride):
+        stages[event] = killed(event)
+        if manner == "loop" and stages[event] != stages[event - stride]:
+            stages |= {skipped: killed(skipped) for skipped in range(event - stride + 1, event)}
+        if stages[event] is None:
+            break
+    seen = set[str]().union(*filter(None, stages.values()))
     assert event > 30
     assert seen == {"some have scored", "all have scored", "a note", "all notes", "decided"}
 

@@ -1,4 +1,4 @@
-"""Every benchmark runs, ends with one JSON line, and judges only what it can: limits, controls, time budgets, parts."""
+"""Benchmarks start, run, end with a JSON line, and judge only what they can: limits, controls, time budgets, parts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,34 @@ from conftest import Script
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("_"))
 NEED_CIFAR = {"calibration", "cascade"}
+LONG = os.environ.get("PLATEAUX_LONG") == "1"
+# Even in quick form these take 20 s to two minutes each, most of it to start processes and to export graphs.
+# What they call has tests of its own, named here, so they run only in a long test and in `make bench`, which a release
+# requires. That they start and use the library as it is now is checked for every script, here and in test_typing.py.
+TESTED_ELSEWHERE = {
+    "agreement": "tests/deploy/test_export.py",
+    "evaluation": "tests/evaluation/test_metric_loop.py",
+    "export": "tests/deploy/test_export.py",
+    "member_memory": "tests/training/test_train.py",
+    "pool": "tests/distributed/test_process_pool.py",
+    "ray_cluster": "tests/integration/test_ray.py",
+    "sample_scores": "tests/optim/test_sample_scores.py",
+    "serve": "tests/serving/test_serve.py",
+    "soak": "tests/serving/test_serve.py",
+    "startup": "tests/cli/test_startup.py",
+}
+HELP = """
+import importlib, sys
+sys.path.insert(0, sys.argv[1])
+for name in sys.argv[2:]:
+    main, sys.argv = importlib.import_module(name).main, [name, "--help"]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, name
+    else:
+        raise AssertionError(f"{name} does not know --help")
+"""
 
 
 def load(name: str) -> ModuleType:
@@ -36,7 +65,26 @@ history = load("_history")
 
 # A cluster consists of a dozen processes: one at a time.
 RAY = [pytest.mark.xdist_group("ray")]
-CASES = [pytest.param(path, id=path.stem, marks=RAY if path.stem == "ray_cluster" else []) for path in SCRIPTS]
+CASES = [
+    pytest.param(path, id=path.stem, marks=RAY if path.stem == "ray_cluster" else [])
+    for path in SCRIPTS
+    if LONG or path.stem not in TESTED_ELSEWHERE
+]
+
+
+def test_every_benchmark_starts_and_explains_itself() -> None:
+    names = [path.stem for path in SCRIPTS]
+    command = [sys.executable, "-c", HELP, str(ROOT / "benchmarks"), *names]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("usage: ") == len(names)
+    assert all(f"usage: {name} " in done.stdout for name in names)
+
+
+def test_a_benchmark_that_ci_leaves_out_has_tests_of_what_it_measures() -> None:
+    assert TESTED_ELSEWHERE.keys() <= {path.stem for path in SCRIPTS}
+    assert [file for file in TESTED_ELSEWHERE.values() if not (ROOT / file).exists()] == []
 
 
 @pytest.mark.parametrize("file", CASES)

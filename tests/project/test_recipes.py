@@ -125,10 +125,9 @@ def test_a_recipe_trains_two_steps(file: Path, tmp_path: Path) -> None:
     whole = plateaux.Recipe.load(file)
     if whole.data.name == "mrpc" and find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
-    is_small = whole.data.name in ("digits", "cifar10", "cifar100") and whole.model.image_size is None
-    batch = 8 if is_small else 4  # larger images cost more
     joint = file.stem in JOINT
-    batch = 2 if joint else batch  # and a larger network even more
+    is_large = whole.data.name == "image_folder" or whole.model.image_size is not None
+    batch = 2 if is_large else 4  # large images cost more
     validation = 2 if whole.data.validation_split else 0
     meets = whole.method.name == "sharpbalance"  # then at once, and there must be somebody to meet
     recipe = whole.replaced(

@@ -74,7 +74,7 @@ def test_the_sharpbalance_study_runs_resumes_and_prints_its_table(tmp_path: Path
 @pytest.mark.slow
 @WITH_CIFAR
 def test_our_apgd_is_at_least_as_good_as_the_released_one_on_images(script: Script) -> None:
-    done = script("studies/apgd_against_released.py", "--quick", "--norm", "l2", "--m", "8")
+    done = script("studies/apgd_against_released.py", "--quick", "--norm", "l2", "--m", "8", "--steps", "10")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 | l2 | yes | 0.5" in done.stdout
     assert done.stdout.splitlines()[-1] == "ours finds at least as much"

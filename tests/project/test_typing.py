@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+BENCHMARKS = sorted(Path(__file__).parents[2].glob("benchmarks/*.py"))
+MISSING = {"attr-defined", "call-arg", "import-not-found", "name-defined"}  # errors that would stop a script
 RIGHT = """\
 from pathlib import Path
 
@@ -43,26 +45,42 @@ print(plateaux.load("runs/demo").members + 1)
 """
 
 
-def checked(file: Path, text: str) -> list[str]:
-    """Return the errors of mypy in a file, with the settings and the cache of the project."""
-    file.write_text(text)
-    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(file)]
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
+    """Return the files and codes of the errors of mypy, with the settings and the cache of the project.
+
+    One process checks all files: reading the modules that they import takes it most of its time.
+    """
+    folder = tmp_path_factory.mktemp("typing")
+    (folder / "right.py").write_text(RIGHT)
+    (folder / "wrong.py").write_text(WRONG)
+    files = [folder / "right.py", folder / "wrong.py", *BENCHMARKS]
+    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", *map(str, files)]
     env = {**os.environ, "MYPYPATH": "src"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=env)
     assert done.returncode in (0, 1), done.stdout + done.stderr
-    return [line for line in done.stdout.splitlines() if ": error: " in line]
+    found = [line for line in done.stdout.splitlines() if ": error: " in line]
+    return [(Path(line.partition(":")[0]).name, line.rpartition("[")[2].rstrip("]")) for line in found]
 
 
-def test_mypy_accepts_a_file_of_twenty_lines_that_uses_the_public_api(tmp_path: Path) -> None:
+@pytest.mark.xdist_group("mypy")
+def test_mypy_accepts_a_file_of_twenty_lines_that_uses_the_public_api(errors: list[tuple[str, str]]) -> None:
     assert len(RIGHT.splitlines()) == 20
-    assert checked(tmp_path / "right.py", RIGHT) == []
+    assert [code for name, code in errors if name == "right.py"] == []
 
 
-def test_mypy_finds_a_wrong_name_and_wrong_types_in_the_public_api(tmp_path: Path) -> None:
-    errors = checked(tmp_path / "wrong.py", WRONG)
-    assert [line.rpartition("[")[2].rstrip("]") for line in errors] == [
-        "attr-defined", "arg-type", "assignment", "operator"
-    ], errors  # fmt: skip
+@pytest.mark.xdist_group("mypy")
+def test_mypy_finds_a_wrong_name_and_wrong_types_in_the_public_api(errors: list[tuple[str, str]]) -> None:
+    codes = [code for name, code in errors if name == "wrong.py"]
+    assert codes == ["attr-defined", "arg-type", "assignment", "operator"]
+
+
+@pytest.mark.xdist_group("mypy")
+def test_benchmarks_use_names_and_arguments_that_exist(errors: list[tuple[str, str]]) -> None:
+    """CI does not run all of them; the benchmarks are not typed strictly, so other errors are left aside."""
+    names = {path.name for path in BENCHMARKS}
+    assert len(names) > 20
+    assert [(name, code) for name, code in errors if name in names and code in MISSING] == []
 
 
 @pytest.mark.skipif(shutil.which("pyright") is None, reason="pyright is not installed")

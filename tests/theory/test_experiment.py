@@ -31,6 +31,9 @@ from plateaux.theory.verdicts import judge_claims, judge_sam_bounds, judge_sam_d
 BASE = Setting(n=1200, d=60)  # the paper's ratios, smaller
 
 
+pytestmark = pytest.mark.xdist_group("experiment")  # one worker runs the experiment once
+
+
 @pytest.fixture(scope="module")
 def experiment() -> Experiment:
     return run_experiment(matrices=8, starts=6, density=3, steps=20, base=BASE)

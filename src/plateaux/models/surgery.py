@@ -62,8 +62,10 @@ def freeze(module: nn.Module, prefixes: Sequence[str]) -> set[str]:
         part = get_part(module, prefix)
         if isinstance(part, nn.Module):
             part.requires_grad_(False)
+            _stay_in_eval(part)  # and everything below it, except below a module whose own `train` leaves it out
             for inner in part.modules():
-                _stay_in_eval(inner)
+                if inner.training:
+                    _stay_in_eval(inner)
                 # A partial is copied and pickled with its module; a closure or a hook is not.
                 object.__setattr__(inner, "train", partial(_stay_in_eval, inner))
         else:
