@@ -79,14 +79,14 @@ def selected(args: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
-def absent_data(*names: str) -> str | None:
-    """Return a sentence that names the data of `DATA` that are absent, or None if all are there."""
+def missing_data(*names: str) -> str | None:
+    """Return a sentence that names the data of `DATA` that are missing, or None if all are there."""
     root = data_root(None)
-    absent = [name for name in names if not any((root / path).exists() for path in DATA[name])]
-    if not absent:
+    missing = [name for name in names if not any((root / path).exists() for path in DATA[name])]
+    if not missing:
         return None
-    paths = ", ".join(DATA[name][0] for name in absent)
-    return f"no {' and no '.join(absent)}; set PLATEAUX_DATA to the folder that contains {paths}"
+    paths = ", ".join(DATA[name][0] for name in missing)
+    return f"no {' and no '.join(missing)}; set PLATEAUX_DATA to the folder that contains {paths}"
 
 
 class OutOfTime(Exception):

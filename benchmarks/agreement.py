@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _common import NETWORKS, Results, absent_data, at_most, flag_parser, selected
+from _common import NETWORKS, Results, at_most, flag_parser, missing_data, selected
 from numpy.typing import NDArray
 from serve import Server
 
@@ -181,7 +181,7 @@ def main() -> None:
     results = Results(args.quick, args.json)
     builders = {"resnets": resnets, "vit": vit, "heads": heads, "mrpc": mrpc, "digits": digits}
     for part in ("digits",) if args.quick else args.parts:
-        if reason := absent_data(*NEEDED[part]):
+        if reason := missing_data(*NEEDED[part]):
             results.cannot_tell(f"{part}: {reason}")
             continue
         with tempfile.TemporaryDirectory() as name:

@@ -11,7 +11,7 @@ import tempfile
 from statistics import mean
 
 import torch
-from _common import NETWORKS, Results, absent_data, at_least, at_most, flag_parser
+from _common import NETWORKS, Results, at_least, at_most, flag_parser, missing_data
 
 import plateaux
 from plateaux.data.files import data_root
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--run", help="a run of the four networks on CIFAR-10")
     args = parser.parse_args()
     results = Results(args.quick, args.json)
-    reason = None if args.run else absent_data("CIFAR-10", "ResNets")
+    reason = None if args.run else missing_data("CIFAR-10", "ResNets")
     if reason is not None:
         results.cannot_tell(reason)
         results.finish()

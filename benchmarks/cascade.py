@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 import torch
-from _common import NETWORKS, Results, absent_data, at_least, at_most, flag_parser, selected
+from _common import NETWORKS, Results, at_least, at_most, flag_parser, missing_data, selected
 
 import plateaux
 from plateaux.data.files import data_root
@@ -145,7 +145,7 @@ def main() -> None:
     begin, max_harm = time.monotonic(), 0.05 if args.quick else 0.005
     facts: dict[str, int] = {}
     for part in args.parts:
-        reason = None if args.run else absent_data(*NEEDED[part])
+        reason = None if args.run else missing_data(*NEEDED[part])
         if reason is not None:
             results.cannot_tell(f"{part}: {reason}")
             continue
