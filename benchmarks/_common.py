@@ -25,10 +25,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from plateaux.data.files import data_root
+
 STEADY = 0.03  # how far a control may be from 1
 PART_SECONDS = 480.0  # for the measurement of one part, so that the whole of it finishes within ten minutes
 QUICK_SECONDS = 15.0
 LONGER = 4  # a measurement with an unsteady control takes up to this many times the usual number of rounds
+NETWORKS = "weights/resnet20_32_44_56_cifar10.safetensors"
+DATA = {  # files or folders in PLATEAUX_DATA, of which one suffices
+    "CIFAR-10": ("cifar-10-batches-bin", "cifar-10-batches-py"),
+    "Fashion-MNIST": ("FashionMNIST", "fashion-mnist", "fashion_mnist"),
+    "MRPC": ("MRPC", "mrpc"),
+    "ResNets": (NETWORKS,),
+    "MiniLM": ("weights/minilm_l3_mrpc_fp16.safetensors",),
+}
 Limit = tuple[str, float]
 Side = Callable[[int], Any]
 
@@ -67,6 +77,16 @@ def selected(args: argparse.Namespace) -> argparse.Namespace:
     if getattr(args, "part", None):
         args.parts = (args.part,)
     return args
+
+
+def missing_data(*names: str) -> str | None:
+    """Return a sentence that names the data of `DATA` that are missing, or None if all are there."""
+    root = data_root(None)
+    missing = [name for name in names if not any((root / path).exists() for path in DATA[name])]
+    if not missing:
+        return None
+    paths = ", ".join(DATA[name][0] for name in missing)
+    return f"no {' and no '.join(missing)}; set PLATEAUX_DATA to the folder that contains {paths}"
 
 
 class OutOfTime(Exception):

@@ -5,6 +5,8 @@ python benchmarks/_history.py [--quick] [--file FILE] [NAME ...]
 A ratio is a figure whose name contains " / ". It depends less on the machine than seconds do, so that values of
 different days can be compared. Only entries of the same form (quick or full) and the same number of cores are compared.
 An entry contains no host name and no path. The JSON lines go to standard output, the comparison to standard error.
+A benchmark without figures, because its data are absent, is skipped with its reason. One that fails does not end the
+others; the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -74,6 +76,14 @@ def append(file: Path, entry: Entry) -> None:
         stream.write(json.dumps(entry) + "\n")
 
 
+def run(name: str, *, quick: bool) -> Entry | None:
+    """Run a benchmark and return its final line, or None if it fails; its messages go to standard error."""
+    call = [sys.executable, str(HERE / f"{name}.py"), "--json", *(["--quick"] if quick else [])]
+    done = subprocess.run(call, check=False, stdout=subprocess.PIPE, text=True)
+    lines = done.stdout.splitlines()
+    return json.loads(lines[-1]) if done.returncode == 0 and lines else None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -84,16 +94,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if unknown := sorted(set(args.names) - set(names())):
         parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(names())}")
+    failed = []
     for name in args.names or names():
         print(f"== {name}", file=sys.stderr, flush=True)
-        call = [sys.executable, str(HERE / f"{name}.py"), "--json", *(["--quick"] if args.quick else [])]
-        text = subprocess.run(call, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
-        print(text, flush=True)
-        entry = build_entry(name, json.loads(text))
-        for line in compare(entry, read(args.file)):
-            print(f"   {line}", file=sys.stderr)
+        line = run(name, quick=args.quick)
+        if line is None:
+            failed.append(name)
+            continue
+        print(json.dumps(line), flush=True)
+        if not line["figures"]:
+            print(f"   skipped: {'; '.join(line['cannot_tell'])}", file=sys.stderr)
+            continue
+        entry = build_entry(name, line)
+        for text in compare(entry, read(args.file)):
+            print(f"   {text}", file=sys.stderr)
         append(args.file, entry)
-    return 0
+    if failed:
+        print(f"== failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

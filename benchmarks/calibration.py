@@ -7,15 +7,14 @@ The quick form uses 400 images: its mean coverage has a standard error of 0.7 po
 
 from __future__ import annotations
 
-import os
 import tempfile
-from pathlib import Path
 from statistics import mean
 
 import torch
-from _common import Results, at_least, at_most, flag_parser
+from _common import NETWORKS, Results, at_least, at_most, flag_parser, missing_data
 
 import plateaux
+from plateaux.data.files import data_root
 from plateaux.ensembles import conformal
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.temperature import apply, calibrate_then_pool, fit, pool_then_calibrate
@@ -31,7 +30,7 @@ LEVELS = (0.9, 0.95)
 
 def import_networks(folder: str) -> str:
     """Make a run of the four networks."""
-    file = Path(os.environ.get("PLATEAUX_DATA", "data")) / "weights" / "resnet20_32_44_56_cifar10.safetensors"
+    file = data_root(None) / NETWORKS
     recipe = plateaux.Recipe.from_dict(
         {
             "members": len(DEPTHS),
@@ -77,6 +76,11 @@ def main() -> None:
     parser.add_argument("--run", help="a run of the four networks on CIFAR-10")
     args = parser.parse_args()
     results = Results(args.quick, args.json)
+    reason = None if args.run else missing_data("CIFAR-10", "ResNets")
+    if reason is not None:
+        results.cannot_tell(reason)
+        results.finish()
+        return
     with tempfile.TemporaryDirectory() as folder:
         options = EvalOptions(limit=400 if args.quick else None)
         evaluator = Evaluator(plateaux.Run.open(args.run or import_networks(folder)), options=options)

@@ -11,17 +11,16 @@ The quick form uses few samples, so it tests a larger `max_harm`, and does not j
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean
 
 import torch
-from _common import Results, at_least, at_most, flag_parser, selected
+from _common import NETWORKS, Results, at_least, at_most, flag_parser, missing_data, selected
 
 import plateaux
+from plateaux.data.files import data_root
 from plateaux.ensembles.cascade import Cascade, CascadeOptions, fit
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.evaluation.evaluator import Evaluator
@@ -31,6 +30,7 @@ from plateaux.evaluation.splits import eval_split
 
 DEPTHS = (20, 32, 44, 56)
 PARTS = ("published", "mlp", "resnet8")
+NEEDED = {"published": ("CIFAR-10", "ResNets"), "mlp": ("Fashion-MNIST",), "resnet8": ("CIFAR-10",)}
 SPLITS, QUICK_SPLITS, CONFIDENCE = 200, 20, 0.9
 SAMPLES = 200  # of the quick form
 FIGURES = (
@@ -41,7 +41,7 @@ FIGURES = (
 
 def import_networks(folder: str) -> str:
     """Make a run of the four networks."""
-    file = Path(os.environ.get("PLATEAUX_DATA", "data")) / "weights" / "resnet20_32_44_56_cifar10.safetensors"
+    file = data_root(None) / NETWORKS
     recipe = plateaux.Recipe.from_dict(
         {
             "members": len(DEPTHS),
@@ -145,6 +145,10 @@ def main() -> None:
     begin, max_harm = time.monotonic(), 0.05 if args.quick else 0.005
     facts: dict[str, int] = {}
     for part in args.parts:
+        reason = None if args.run else missing_data(*NEEDED[part])
+        if reason is not None:
+            results.cannot_tell(f"{part}: {reason}")
+            continue
         with tempfile.TemporaryDirectory() as folder:
             if part == "published":
                 run = args.run or import_networks(folder)

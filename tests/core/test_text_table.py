@@ -14,6 +14,7 @@ def test_markdown_marks_the_best_and_escapes_cells() -> None:
     table = Table("t", ["", "x|y"], [[Cell("<a>"), Cell("1", is_best=True)]], "caption")
     assert table.to_markdown() == "**t**\n\n|  | x\\|y |\n|---|---:|\n| &lt;a> | **1** |\n\ncaption\n"
     assert table.to_markdown("##").startswith("## t\n\n|")
+    assert "\n|---|---|\n" in table.to_markdown(text_columns=["x|y"])
 
 
 def test_plain_data_lists_the_best_cells() -> None:

@@ -248,6 +248,12 @@ def test_graphs_that_need_more_than_the_standard_are_refused(bundle: Path) -> No
     ):
         with pytest.raises(StorageError, match=message):
             check_graph(model.SerializeToString(), "it")
+    sparse = tiny_graph()
+    attribute = sparse.graph.node.add(op_type="Constant", output=["s"]).attribute.add(name="sparse_value")
+    attribute.type = onnx.AttributeProto.SPARSE_TENSOR
+    attribute.sparse_tensor.values.CopyFrom(tiny_graph(location="../../secret").graph.initializer[0])
+    with pytest.raises(StorageError, match="external data"):
+        check_graph(sparse.SerializeToString(), "it")
     function = tiny_graph()
     function.functions.add(name="f", domain="")
     with pytest.raises(StorageError, match="functions"):

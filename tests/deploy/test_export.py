@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 import plateaux
 from plateaux.core.errors import RecipeError, RunError
+from plateaux.core.progress import ProgressEvent, WorkDone
 from plateaux.core.registry import dataset
 from plateaux.deploy.agreement import Agreement, compare_answers
 from plateaux.deploy.bundle import Bundle
-from plateaux.deploy.export import compare_backends, export_program, to_onnx
+from plateaux.deploy.export import CONVERTED, EXPORTED, compare_backends, export_program, to_onnx
 from plateaux.deploy.graph import AnswerGraph, BatchedLinear
 from plateaux.deploy.loading import ModuleBackend
 from plateaux.deploy.manifest import CalibrationRecord, SetRule
@@ -280,7 +281,9 @@ def test_named_inputs_are_inputs_of_the_graph(tmp_path: Path) -> None:
         }
     )  # fmt: skip
     run = plateaux.train(recipe, tmp_path / "run", data=data)
-    bundle = plateaux.export(run, tmp_path / "bundle", data=data)
+    events: list[ProgressEvent] = []
+    bundle = plateaux.export(run, tmp_path / "bundle", data=data, progress=events.append)
+    assert events == [WorkDone(percent, 100) for percent in (EXPORTED, CONVERTED, 100)]
     assert set(bundle.manifest.files) >= {"shared.safetensors", "members/0.safetensors", "members/1.safetensors"}
     expected = plateaux.load_predictor(run)(x)
     for options in ({}, {"backend": "pt2", "trust": ["model.pt2"]}):

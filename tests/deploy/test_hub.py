@@ -94,6 +94,18 @@ def test_a_second_push_replaces_the_files_of_the_first_in_one_commit(exported: P
     assert "has no manifest.json. It is no complete bundle" in done.stderr
 
 
+def test_a_private_push_to_a_public_repository_is_refused(exported: Path, hub: Hub, tmp_path: Path) -> None:
+    hub.commits[REPO] = []
+    hub.commit(REPO, {"notes.txt": b"kept"})
+    done = plateaux_command(hub, tmp_path, "push", exported, f"hf://{REPO}", "--private")
+    assert done.returncode == 4, (done.stdout, done.stderr)
+    assert "exists and is public" in " ".join(done.stderr.split())
+    assert set(hub.files(REPO)[1]) == {"notes.txt"}
+    assert not hub.large
+    hub.private.add(REPO)
+    assert plateaux_command(hub, tmp_path, "push", exported, f"hf://{REPO}", "--private").returncode == 0
+
+
 @pytest.mark.parametrize("change", ["flipped", "longer", "missing", "code", "absent"])
 def test_what_is_wrong_on_the_hub_is_refused_and_leaves_no_bundle(
     exported: Path, hub: Hub, tmp_path: Path, change: str
@@ -188,6 +200,8 @@ def test_other_names_of_the_hub_are_refused(exported: Path, tmp_path: Path, addr
 def test_wrong_arguments_have_one_sentence(exported: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"Leave out @v1"):
         plateaux.push(exported, f"hf://{REPO}@v1")
+    with pytest.raises(RecipeError, match=r"is on the hub\. Pull into a folder"):
+        plateaux.pull(exported, f"hf://{REPO}")
     plateaux.push(exported, tmp_path / "source")
     with pytest.raises(RecipeError, match=r"has no member 5\. Its members are 0, 1"):
         plateaux.pull(tmp_path / "source", tmp_path / "out", member=5)

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 import plateaux
 from plateaux.core.errors import RunError, StorageError
+from plateaux.core.progress import ProgressEvent, WorkDone
 from plateaux.core.registry import dataset
 from plateaux.deploy.agreement import compare_answers
 from plateaux.deploy.bundle import Bundle
+from plateaux.deploy.export import CONVERTED
 from plateaux.deploy.loading import ModuleBackend
 from plateaux.deploy.stage_backend import CONFIDENCE, LOGITS, PREVIOUS, QUERIED, StageBackend
 from plateaux.ensembles.cascade import CascadeOptions
@@ -87,7 +89,9 @@ def test_the_manifest_has_the_cascade_and_the_scores_of_the_calibration(run: Pat
 def test_a_cascade_that_never_stops_has_one_graph(run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     plateaux.calibrate(copy, fit=plateaux.CalibrationOptions(cascade=CascadeOptions(max_harm=1e-4)))
-    plateaux.export(copy, tmp_path / "bundle")
+    events: list[ProgressEvent] = []
+    plateaux.export(copy, tmp_path / "bundle", progress=events.append)
+    assert events == [WorkDone(percent, 100) for percent in (CONVERTED, 100)]
     assert [path.name for path in (tmp_path / "bundle" / "stages").iterdir()] == ["1.onnx"]
     x, _ = dataset.get("digits")().test.fetch(torch.arange(5))
     found = plateaux.load_predictor(tmp_path / "bundle")(x).members_queried

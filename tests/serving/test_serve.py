@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import struct
@@ -17,6 +18,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +32,8 @@ from PIL import Image
 
 import plateaux
 from plateaux.core.registry import dataset
+from plateaux.deploy.bundle import Bundle
+from plateaux.storage.run import own_version
 from tests.cli.test_main import call
 from tests.serving.conftest import RunningServer, running
 
@@ -166,6 +170,7 @@ def test_metadata_health_metrics_and_page(server: RunningServer) -> None:
     status, headers, page = ask(server.url, "/")
     assert status == 200
     assert b"<title>digits - Plateaux</title>" in page
+    assert b'name="key"' not in page
     assert "script-src 'sha256-" in headers["content-security-policy"]
 
 
@@ -185,6 +190,7 @@ MALFORMED: list[tuple[str, bytes, dict[str, str], int]] = [
     ("/v2/models/digits/infer", b'{"inputs": [{}]}', {}, 400),
     ("/v2/models/digits/infer", b'{"inputs": []}', {"Inference_Header_Content_Length": "99"}, 400),
     ("/v2/models/digits/infer", b'{"inputs": []}', {"Inference_Header_Content_Length": "-1"}, 400),
+    ("/v2/models/digits/infer", b'{"inputs": []}', {"Inference_Header_Content_Length": "\u00b2"}, 400),  # a digit
     ("/v2/models/other/infer", b"{}", {}, 400),
 ]
 
@@ -217,6 +223,23 @@ def test_a_malformed_tensor_gets_one_sentence(server: RunningServer, change: dic
     assert "Traceback" not in json.loads(answer)["error"]
 
 
+def test_text_is_never_opened_as_a_file(server: RunningServer, images: np.ndarray[Any, Any], tmp_path: Path) -> None:
+    file = tmp_path / "image.png"
+    file.write_bytes(to_png(images[0]))
+    x = (images[0] / 255).tolist()
+    for inputs in (
+        str(file),
+        [str(file)],
+        [[str(file)]],
+        {"x": str(file)},
+        [{"x": x}, str(file)],
+        [{"x": x}, [str(file)]],
+    ):
+        body = json.dumps({"inputs": inputs})
+        status, _, answer = ask(server.url, "/predict", body, Content_Type="application/json")
+        assert status == 400, (inputs, answer)
+
+
 def test_random_bytes_never_end_the_server_or_show_a_traceback(server: RunningServer) -> None:
     rng = random.Random(0)
     item = {"name": "x", "shape": [1, 1, 8, 8], "datatype": "FP32", "data": [0.0] * 64}
@@ -240,7 +263,11 @@ def test_random_bytes_never_end_the_server_or_show_a_traceback(server: RunningSe
 
 def test_limits_a_key_and_logs_without_inputs(bundle: Path, tmp_path: Path, images: np.ndarray[Any, Any]) -> None:
     options = ("--max-bytes", 4000, "--max-rows", 3, "--log-requests", "--name", "m")
-    with running(bundle, tmp_path, *options, PLATEAUX_API_KEY="secret") as server:
+    older = Path(shutil.copytree(bundle, tmp_path / "older"))
+    (older / "manifest.json").write_bytes(replace(Bundle.open(older).manifest, plateaux="0.0.1").to_bytes())
+    with running(older, tmp_path, *options, PLATEAUX_API_KEY="secret") as server:
+        assert json.loads(ask(server.url, "/v2", X_API_Key="secret")[2])["version"] == own_version()
+        assert b'name="key"' in ask(server.url, "/")[2]
         png = to_png(images[0])
         assert ask(server.url, "/predict", png)[0] == 401
         assert ask(server.url, "/predict", png, Authorization="Bearer wrong")[0] == 401

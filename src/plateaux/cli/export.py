@@ -28,7 +28,7 @@ def export(
 
     In Python: `plateaux.export("runs/demo", "bundle")`
     """
-    with progress_bar("exporting", "steps") as progress:
+    with progress_bar("exporting", "percent") as progress:
         bundle = plateaux.export(
             model, out, trust=trust or (), ood_score=ood_score, alpha=alpha, license=license, pt2=pt2, golden=golden,
             intended_use=intended_use, progress=progress,

@@ -11,7 +11,7 @@ from plateaux.cli.common import AsJson, print_result, progress_bar
 def push(
     bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="The folder or URL of a bundle.")],
     target: Annotated[str, typer.Argument(help="hf://user/name, a URL such as s3://bucket/name, or a folder.")],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository of the hub private.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Only push to a new or private repository.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy a bundle to the Hugging Face Hub, a bucket, or a folder; model.pt2, which may contain code, is left out.

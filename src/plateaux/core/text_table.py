@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,10 +89,11 @@ class Table:
             table.add_row(*cells, style="bold" if row[0].text.startswith("ensemble") else None)
         return table
 
-    def to_markdown(self, heading: str = "") -> str:
+    def to_markdown(self, heading: str = "", *, text_columns: Collection[str] = ()) -> str:
         """Return the table as Markdown, with the best cells in bold.
 
-        `heading` is the mark of the title's heading, such as `###`; without it the title is in bold.
+        `heading` is the mark of the title's heading, such as `###`; without it the title is in bold. The first column
+        and `text_columns` are aligned to the left, the others to the right, as numbers are.
 
         >>> print(Table("runs", ["", "loss"], [[Cell("a"), Cell("0.1", is_best=True)]]).to_markdown("###"), end="")
         ### runs
@@ -101,14 +102,14 @@ class Table:
         |---|---:|
         | a | **0.1** |
         """
-        return "\n".join(self._markdown_lines(heading)) + "\n"
+        return "\n".join(self._markdown_lines(heading, text_columns)) + "\n"
 
-    def _markdown_lines(self, heading: str) -> Iterator[str]:
+    def _markdown_lines(self, heading: str, text_columns: Collection[str]) -> Iterator[str]:
         title = escape_markdown(self.title)
         yield f"{heading} {title}" if heading else f"**{title}**"
         yield ""
         yield "| " + " | ".join(map(escape_markdown, self.header)) + " |"
-        yield "|---" + "|---:" * (len(self.header) - 1) + "|"
+        yield "|---" + "".join("|---" if name in text_columns else "|---:" for name in self.header[1:]) + "|"
         for row in self.rows:
             cells = [f"**{escape_markdown(c.text)}**" if c.is_best else escape_markdown(c.text) for c in row]
             yield "| " + " | ".join(cells) + " |"

@@ -39,7 +39,7 @@ def push(bundle: RunLike, target: str | Path, *, private: bool = False, progress
         bundle: The folder or URL of a bundle. Its digests are checked first.
         target: "hf://user/name", a URL such as "s3://bucket/name", or a folder. A folder or bucket must be empty. On
             the hub, files of an older bundle are replaced in one commit.
-        private: Make a new repository of the hub private.
+        private: Make a new repository of the hub private. If it exists and is public, nothing is pushed.
         progress: Called with progress events.
     """
     opened = Bundle.open(bundle)
@@ -69,6 +69,8 @@ def pull(
         member: Fetch only the weights of this member (and shared ones, if there are any), instead of the bundle.
         progress: Called with progress events.
     """
+    if str(out).startswith("hf:"):
+        raise RecipeError(f"{out} is on the hub. Pull into a folder; `plateaux push` copies a bundle to the hub")
     store = open_store(out)
     if list_files(store):
         raise RunError(f"{out} is not empty. Pull into another folder, or delete it first")
@@ -110,6 +112,8 @@ def _push_to_hub(repo: str, files: Mapping[str, Callable[[], bytes]], progress: 
     with _hub_errors(f"hf://{repo}"):
         api = hub.HfApi(library_name="plateaux")
         api.create_repo(repo, private=private, exist_ok=True)
+        if private and not api.model_info(repo).private:  # the hub does not change a repository that exists
+            raise RunError(f"hf://{repo} exists and is public. Make it private there first, or use another name")
         operations: list[Any] = [
             hub.CommitOperationDelete(name)
             for name in api.list_repo_files(repo)

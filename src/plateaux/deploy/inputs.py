@@ -38,31 +38,36 @@ class PreparedInputs:
         return len(next(iter(self.arrays.values())))
 
 
-def prepare(x: Any, contract: InputContract) -> PreparedInputs:
-    """Return the arrays of one input or of a batch: array, tensor, image, path, bytes, text, or a list of these."""
+def prepare(x: Any, contract: InputContract, *, paths: bool = True) -> PreparedInputs:
+    """Return the arrays of one input or of a batch: array, tensor, image, path, bytes, text, or a list of these.
+
+    With `paths=False`, for inputs of others, no text is opened as a file of this machine.
+    """
     if isinstance(x, Mapping):
         return PreparedInputs(_prepare_mapping(x, contract))
     is_text = contract.preprocessing.tokenizer is not None
     is_nested = isinstance(x, list | tuple) and bool(x) and isinstance(x[0], int | float | list)  # an array as lists
     if isinstance(x, list | tuple) and (is_text or not is_nested):
-        return _prepare_list(x, contract)
+        return _prepare_list(x, contract, paths=paths)
     if contract.preprocessing.tokenizer is not None:
         return PreparedInputs(_tokenize([x], contract.preprocessing.tokenizer))
     if set(contract.inputs) != {"x"}:
         raise DataError(f"The input is {_kind(x)}. Expected: a dictionary of {contract.describe()}")
+    if isinstance(x, str | Path) and not paths:
+        raise DataError("An input is text. Expected: numbers, or an image file as the body or in a form")
     if _is_raw_image(x):
         return PreparedInputs({"x": _prepare_image(x, contract)[None]}, _names([x]))
     return PreparedInputs({"x": _prepare_array(x, contract.inputs["x"], "x")})
 
 
-def _prepare_list(x: Sequence[Any], contract: InputContract) -> PreparedInputs:
+def _prepare_list(x: Sequence[Any], contract: InputContract, *, paths: bool) -> PreparedInputs:
     if not x:
         raise DataError(f"The list of inputs is empty. Expected: at least one input, {contract.describe()}")
     tokenizer = contract.preprocessing.tokenizer
     if tokenizer is not None and all(isinstance(item, str | tuple | list) for item in x):
         is_pair = isinstance(x, tuple) and len(x) == len(tokenizer.texts) and all(isinstance(t, str) for t in x)
         return PreparedInputs(_tokenize([x] if is_pair and len(x) > 1 else x, tokenizer))
-    return replace(concatenate_inputs([prepare(item, contract) for item in x]), names=_names(x))
+    return replace(concatenate_inputs([prepare(item, contract, paths=paths) for item in x]), names=_names(x))
 
 
 def concatenate_inputs(parts: Sequence[PreparedInputs]) -> PreparedInputs:

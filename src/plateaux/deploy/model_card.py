@@ -52,7 +52,8 @@ def _lines(manifest: Manifest) -> Iterator[str]:
         names = ", ".join(map(escape_markdown, contract.labels[:MAX_CLASSES]))
         yield from (f"Classes: {names}{', ...' if contract.classes > MAX_CLASSES else ''}.", "")
     has = {output.name for output in manifest.outputs}
-    yield Table.from_text("Answers", ["answer", "meaning"], _answer_rows(manifest, has)).to_markdown("##")
+    answers = Table.from_text("Answers", ["answer", "meaning"], _answer_rows(manifest, has))
+    yield answers.to_markdown("##", text_columns=["meaning"])
     yield from ("## Intended use", "")
     yield from (escape_markdown(manifest.intended_use) or "Not stated by whoever exported the model.", "")
     yield from ("## Measured", "", *_measured(manifest))
@@ -97,7 +98,8 @@ def _measured(manifest: Manifest) -> Iterator[str]:
             ]
             for each in manifest.measured
         ]
-        yield Table.from_text("Results", ["metric", "value ± standard error", "data"], rows).to_markdown("###")
+        results = Table.from_text("Results", ["metric", "value ± standard error", "data"], rows)
+        yield results.to_markdown("###", text_columns=["data"])
     for check in manifest.checks:
         yield (
             f"The graph in `{escape_markdown(check.file)}` differs from the networks in PyTorch by at most "
@@ -110,24 +112,32 @@ def _measured(manifest: Manifest) -> Iterator[str]:
 def _limits(manifest: Manifest) -> Iterator[str]:
     yield "The measured numbers hold for data like those they were measured on, and not under distribution shift."
     yield "The OOD score is not a probability. Choose a threshold for it on your own data."
-    if manifest.calibration is None:
+    if manifest.calibration is None:  # the remark of the manifest says the same
         yield "The model is not calibrated: it has no prediction sets and no abstention."
     else:
         yield from _calibration_limits(manifest.calibration)
+        if manifest.remark:
+            yield _sentence(escape_markdown(manifest.remark))
     if manifest.cascade is not None and manifest.cascade.threshold is not None:
         yield _cascade_limit(manifest.cascade, len(manifest.members))
-    if manifest.remark:
-        yield escape_markdown(manifest.remark)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def _calibration_limits(calibration: CalibrationRecord) -> Iterator[str]:
     fitted = f"fitted on {calibration.samples:,} {escape_markdown(calibration.split)} samples"
-    if calibration.sets is not None:
+    if calibration.sets is not None and calibration.sets.threshold is None:
+        yield f"Every prediction set contains all classes: there were too few samples for smaller ones ({fitted})."
+    elif calibration.sets is not None:
         level = f"{100 * (1 - calibration.sets.alpha):g} %"
         yield f"Prediction sets contain the label of {level} of new samples like those ({fitted}), on average."
-    if calibration.max_error_probability is not None:
-        limit = f"{calibration.max_error_probability:.4g}"
-        yield f"The model abstains where its error probability is above {limit} ({fitted})."
+    limit = calibration.max_error_probability
+    if limit is not None and limit < 0:  # an error probability is at least 0
+        yield f"The model abstains from every answer: no threshold reaches the target risk ({fitted})."
+    elif limit is not None:
+        yield f"The model abstains where its error probability is above {limit:.4g} ({fitted})."
 
 
 def _cascade_limit(cascade: CascadeRecord, members: int) -> str:

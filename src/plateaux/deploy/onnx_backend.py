@@ -68,9 +68,11 @@ def check_graph(content: bytes, name: object) -> None:
     domains = {each.domain for each in model.opset_import}
     for graph in _graphs(model.graph):
         domains |= {node.domain for node in graph.node}
-        tensors = [*graph.initializer, *(each.values for each in graph.sparse_initializer)]
-        tensors += [each.indices for each in graph.sparse_initializer]
-        tensors += [tensor for node in graph.node for each in node.attribute for tensor in [each.t, *each.tensors]]
+        attributes = [each for node in graph.node for each in node.attribute]
+        tensors = [*graph.initializer, *(tensor for each in attributes for tensor in [each.t, *each.tensors])]
+        sparse = [s for each in attributes for s in [each.sparse_tensor, *each.sparse_tensors]]
+        for each in (*graph.sparse_initializer, *sparse):
+            tensors += [each.values, each.indices]
         if any(tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data for tensor in tensors):
             raise StorageError(f"{name} reads external data from another file, which is not allowed in a bundle")
     if foreign := sorted(domains - set(STANDARD)):

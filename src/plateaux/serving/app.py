@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -23,7 +24,6 @@ from starlette.routing import Route
 from plateaux.core.errors import DataError, PlateauxError
 from plateaux.core.formatting import json_safe
 from plateaux.deploy.bundle import Bundle
-from plateaux.deploy.contract import InputContract
 from plateaux.deploy.inputs import PreparedInputs, prepare
 from plateaux.deploy.predictor import Predictor
 from plateaux.evaluation.prediction_records import Predictions
@@ -33,6 +33,7 @@ from plateaux.serving.metrics import ServiceMetrics
 from plateaux.serving.page import render_page
 from plateaux.serving.pixels import check_pixels
 from plateaux.serving.settings import API_KEY_VARIABLE, ServeSettings
+from plateaux.storage.run import own_version
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 OPEN_ENDPOINTS = ("live", "ready", "page")  # without the API key
@@ -88,6 +89,8 @@ class Service:
     async def predict(self, inputs: PreparedInputs) -> Predictions:
         """Return predictions from a shared batch."""
         assert self.batcher is not None
+        if len(inputs) > self.settings.max_rows:
+            raise DataError(f"The request has {len(inputs)} rows. Expected: at most {self.settings.max_rows}")
         return await self.batcher.predict(inputs, self.settings.deadline_s)
 
     def is_allowed(self, request: Request) -> bool:
@@ -183,7 +186,7 @@ async def _read_body(service: Service, request: Request) -> bytes:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise DataError("Compressed bodies are not accepted. Send the body without Content-Encoding")
     length = request.headers.get("content-length", "")
-    if length.isdigit() and len(length) < 20 and int(length) > limit:
+    if length.isdecimal() and len(length) < 20 and int(length) > limit:
         raise BodyTooLargeError(f"The body has {int(length):,} bytes. Expected: at most {limit:,}")
     parts, size, has_more = list[bytes](), 0, True
     while has_more:  # faster than `request.stream()`
@@ -211,13 +214,14 @@ async def _metrics(service: Service, request: Request) -> Response:
 
 
 async def _page(service: Service, request: Request) -> Response:
-    content, headers = render_page(service.bundle.manifest, service.predictor, service.settings)
+    content, headers = render_page(
+        service.bundle.manifest, service.predictor, service.settings, needs_key=bool(service.api_key)
+    )
     return HTMLResponse(content, headers=headers)
 
 
 async def _server_metadata(service: Service, request: Request) -> Response:
-    version = service.bundle.manifest.plateaux
-    return JSONResponse({"name": "plateaux", "version": version, "extensions": ["binary_tensor_data"]})
+    return JSONResponse({"name": "plateaux", "version": own_version(), "extensions": ["binary_tensor_data"]})
 
 
 def _check_model(service: Service, request: Request) -> None:
@@ -242,11 +246,14 @@ async def _infer(service: Service, request: Request) -> Response:
     _check_model(service, request)
     body = await _read_body(service, request)
     length = request.headers.get(protocol.HEADER_LENGTH)
-    if length is not None and not (length.isdigit() and len(length) < 12):
+    if length is not None and not (length.isdecimal() and len(length) < 12):
         raise DataError(f"{protocol.HEADER_LENGTH} is not a number")
     json_bytes = None if length is None else int(length)
-    parsed = protocol.parse_request(body, json_bytes, service.predictor.contract, service.outputs, service.settings)
-    found = await service.predict(parsed.inputs)
+    parsed = protocol.parse_request(body, json_bytes, service.outputs, service.settings)
+    prepared = partial(
+        protocol.prepare_tensors, parsed.tensors, service.predictor.contract, service.settings.max_pixels
+    )
+    found = await service.predict(await asyncio.to_thread(prepared) if parsed.is_encoded else prepared())
     content, json_length = protocol.encode_response(found, parsed, service.settings.name, request.state.request_id)
     if json_length is None:
         return Response(content, media_type="application/json")
@@ -266,26 +273,13 @@ async def _predict(service: Service, request: Request) -> Response:
         value = tree["inputs"] if set(tree) == {"inputs"} else tree
     else:
         value = body
-    if isinstance(value, bytes) and contract.is_image:
+    if isinstance(value, bytes):
+        if not contract.is_image:
+            raise DataError("The body is not JSON. Expected: Content-Type: application/json with the key inputs")
         check_pixels([value], service.settings.max_pixels)
-        inputs = await asyncio.to_thread(prepare, value, contract)
-    else:
-        _reject_paths(value, contract)
-        inputs = prepare(value, contract)
-    if len(inputs) > service.settings.max_rows:
-        raise DataError(f"The request has {len(inputs)} rows. Expected: at most {service.settings.max_rows}")
-    found = await service.predict(inputs)
+    found = await service.predict(await asyncio.to_thread(prepare, value, contract, paths=False))
     tree = {"model": service.settings.name, "predictions": found.to_records(), "remark": found.remark}
     return JSONResponse(json_safe(tree))
-
-
-def _reject_paths(value: Any, contract: InputContract) -> None:
-    """Refuse text where an image is expected: `prepare` would open it as a file of this machine."""
-    if isinstance(value, bytes):
-        raise DataError("The body is not JSON. Expected: Content-Type: application/json with the key inputs")
-    items = value if isinstance(value, list) else [value]
-    if contract.preprocessing.tokenizer is None and any(isinstance(item, str) for item in items):
-        raise DataError("An input is text. Expected: numbers, or an image file as the body or in a form")
 
 
 async def _uploaded_file(request: Request, body: bytes) -> bytes:

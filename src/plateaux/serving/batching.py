@@ -100,21 +100,23 @@ class Batcher:
                 self._arrived.clear()
             if not batch:
                 continue
-            begin = time.perf_counter()
-            inputs = concatenate_inputs([item.inputs for item in batch])
             try:
-                found = await loop.run_in_executor(self._thread, self.predictor.predict_prepared, inputs)
-            except Exception as error:
+                await self._compute(batch, loop)
+            except Exception as error:  # whatever it is, later requests must still be answered
                 for item in batch:
                     _set(item.result, error)
-                continue
-            seconds = time.perf_counter() - begin
-            self._seconds_per_row = 0.9 * self._seconds_per_row + 0.1 * seconds / len(inputs)
-            self.observe(found, seconds, self.rows - len(inputs))
-            start = 0
-            for item in batch:
-                _set(item.result, found.take(slice(start, start + len(item.inputs))))
-                start += len(item.inputs)
+
+    async def _compute(self, batch: list[_Waiting], loop: asyncio.AbstractEventLoop) -> None:
+        begin = time.perf_counter()
+        inputs = concatenate_inputs([item.inputs for item in batch])
+        found = await loop.run_in_executor(self._thread, self.predictor.predict_prepared, inputs)
+        seconds = time.perf_counter() - begin
+        self._seconds_per_row = 0.9 * self._seconds_per_row + 0.1 * seconds / len(inputs)
+        self.observe(found, seconds, self.rows - len(inputs))
+        start = 0
+        for item in batch:
+            _set(item.result, found.take(slice(start, start + len(item.inputs))))
+            start += len(item.inputs)
 
     def _take(self) -> list[_Waiting]:
         """Return the next requests: as many as fit into a batch, and at least one."""

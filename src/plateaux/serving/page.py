@@ -56,8 +56,8 @@ if (form) form.addEventListener("submit", async (event) => {
     ["entropy (nats)", found.entropy.toFixed(4)], ["mutual information (nats)", found.mutual_information.toFixed(4)],
     ["OOD score", found.ood_score.toFixed(4)],
     ...("members_queried" in found ? [["members queried", found.members_queried]] : []),
-    ["prediction set", found.prediction_set === null ? "not calibrated" : found.prediction_set.join(", ") || "empty"],
-    ["abstain", found.abstain === null ? "not calibrated" : found.abstain ? "yes: do not use this answer" : "no"]];
+    ["prediction set", found.prediction_set === null ? "not available" : found.prediction_set.join(", ") || "empty"],
+    ["abstain", found.abstain === null ? "not available" : found.abstain ? "yes: do not use this answer" : "no"]];
   for (const [name, value] of rows) {
     const row = document.createElement("tr"); cell(row, "th", name); cell(row, "td", value); table.append(row); }
   out.append(table);
@@ -71,7 +71,9 @@ if (form) form.addEventListener("submit", async (event) => {
 """
 
 
-def render_page(manifest: Manifest, predictor: Predictor, settings: ServeSettings) -> tuple[str, dict[str, str]]:
+def render_page(
+    manifest: Manifest, predictor: Predictor, settings: ServeSettings, *, needs_key: bool
+) -> tuple[str, dict[str, str]]:
     """Return the page, and headers that allow no other scripts and styles than its own."""
     contract = predictor.contract
     names = ", ".join(predictor.class_names[:MAX_CLASSES]) + (", ..." if contract.classes > MAX_CLASSES else "")
@@ -86,10 +88,11 @@ def render_page(manifest: Manifest, predictor: Predictor, settings: ServeSetting
         "license": manifest.license or "not stated",
     }
     measured = _measured(manifest)
+    key = '<label>API key <input type="password" name="key" autocomplete="off" required></label> '
     form = (
         '<form id="form" class="panel"><label>Image '
         '<input type="file" name="file" accept="image/*" required></label> '
-        '<button>Predict</button><img id="preview" alt="The chosen image" hidden></form>'
+        f'{key if needs_key else ""}<button>Predict</button><img id="preview" alt="The chosen image" hidden></form>'
         '<div id="out" aria-live="polite"></div>'
         if contract.is_image
         else "<p>This model takes no images; use the request below.</p>"

@@ -10,18 +10,21 @@ from PIL import Image
 
 from plateaux.core.errors import DataError
 
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "PPM", "TIFF")  # Pillow runs a PostScript interpreter for EPS, if any
+
 
 def check_pixels(files: Sequence[bytes], limit: int) -> None:
-    """Raise DataError if a file is no image, or has more pixels than the limit."""
+    """Raise DataError if a file is no image, of another format, or has more pixels than the limit."""
     for content in files:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # refused below
-                with Image.open(io.BytesIO(content)) as image:
+                with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                     width, height = image.size
         except Image.DecompressionBombError:
             raise DataError(f"The image is too large. Expected: at most {limit:,} pixels") from None
         except Exception:  # Pillow raises many kinds of errors for damaged files
-            raise DataError("The body cannot be decoded as an image. Expected: a PNG, JPEG, or WebP file") from None
+            allowed = ", ".join(FORMATS)
+            raise DataError(f"The input cannot be decoded as an image. Expected: a file of {allowed}") from None
         if width * height > limit:
             raise DataError(f"The image has {width:,} x {height:,} pixels. Expected: at most {limit:,}")

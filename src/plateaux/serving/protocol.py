@@ -37,6 +37,7 @@ OUTPUT_DTYPES = {
     "mutual_information": "FP32", "ood_score": "FP32", "prediction_set": "BOOL", "abstain": "BOOL",
     "members_queried": "INT64",
 }  # fmt: skip
+Tensors = Mapping[str, NDArray[Any] | list[bytes]]
 BY_CLASS = ("probabilities", "prediction_set")  # outputs with one value per class
 
 
@@ -44,10 +45,15 @@ BY_CLASS = ("probabilities", "prediction_set")  # outputs with one value per cla
 class InferRequest:
     """A parsed request."""
 
-    inputs: PreparedInputs
+    tensors: Tensors
     request_id: str | None
     outputs: tuple[str, ...]  # names in the order of the response
     binary: frozenset[str]  # outputs that are returned as binary tensors
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether images must be decoded or texts tokenized, which takes long."""
+        return any(isinstance(values, list) for values in self.tensors.values())
 
 
 def model_metadata(name: str, contract: InputContract, outputs: Sequence[str]) -> dict[str, Any]:
@@ -72,7 +78,7 @@ def _input_dtype(dtype: str) -> str:
 
 
 def parse_request(
-    body: bytes, header_length: int | None, contract: InputContract, allowed: Sequence[str], settings: ServeSettings
+    body: bytes, header_length: int | None, allowed: Sequence[str], settings: ServeSettings
 ) -> InferRequest:
     """Parse a body. Every mistake is a DataError with one sentence."""
     if header_length is not None and not 0 <= header_length <= len(body):
@@ -90,13 +96,9 @@ def parse_request(
         tensors[name], rest = _read_tensor(item, rest, settings.max_rows)
     if rest:
         raise DataError(f"{len(rest)} bytes follow the last tensor")
-    inputs = _prepare(tensors, contract, settings.max_pixels)
-    max_rows = settings.max_rows
-    if len(inputs) > max_rows:
-        raise DataError(f"The request has {len(inputs)} rows. Expected: at most {max_rows}")
     outputs, binary = _read_outputs(tree, allowed)
     request_id = tree.get("id")
-    return InferRequest(inputs, request_id if isinstance(request_id, str) else None, outputs, binary)
+    return InferRequest(tensors, request_id if isinstance(request_id, str) else None, outputs, binary)
 
 
 def parse_json_object(content: bytes) -> dict[str, Any]:
@@ -186,9 +188,8 @@ def _from_json(name: str, data: Any, shape: list[int], datatype: Any) -> NDArray
     return values
 
 
-def _prepare(
-    tensors: Mapping[str, NDArray[Any] | list[bytes]], contract: InputContract, max_pixels: int
-) -> PreparedInputs:
+def prepare_tensors(tensors: Tensors, contract: InputContract, max_pixels: int) -> PreparedInputs:
+    """Return the tensors of a request as inputs of the model."""
     if set(tensors) == {IMAGE} and contract.is_image and IMAGE not in contract.inputs:
         images = tensors[IMAGE]
         if not isinstance(images, list):
