@@ -204,6 +204,7 @@ def test_a_suite_of_ood_sets_may_have_any_name(place: Path, suite: str) -> None:
     (other,) = plateaux.detect_ood(place / "run", {"far": ["./shift"]})
     assert found.split == f"./shift ({suite})"
     assert found.rows == other.rows
+    assert found.data["outside"]["fingerprint"] == other.data["outside"]["fingerprint"]
 
 
 def test_a_list_is_evaluated_like_the_folder(place: Path) -> None:
