@@ -46,6 +46,7 @@ test:  ## the quick tests, without coverage
 pages:  ## write the generated pages and pictures of the documentation again
 	$(PYTHON) docs/make_recipe_page.py
 	$(PYTHON) docs/make_cli_page.py
+	$(PYTHON) docs/make_papers_page.py
 	$(PYTHON) docs/make_architecture_picture.py
 	$(PYTHON) docs/make_sharpbalance_picture.py
 	$(PYTHON) docs/make_licenses_page.py

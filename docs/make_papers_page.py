@@ -47,6 +47,44 @@ OTHER = {
 }
 
 
+INTRODUCTION = f"""# Reproduce the papers
+
+Every table and figure of the three papers, with the command that repeats its experiment at full size. A study is one
+set of runs, and its file lists all tables and figures that come from it: `plateaux study lu2024_table3` finds the study
+that produces Table 3. The tables that it prints have the paper's numbers next to the measured ones.
+
+```bash
+plateaux study lu2024_figure7 --smoke       # the whole study at a tiny size, on generated files; not a result
+plateaux study lu2024_figure7 --dry-run     # runs, device hours and bytes; needs no data
+plateaux study lu2024_figure7 --executor ray
+plateaux report runs/lu2024_figure7         # its figures
+```
+
+**Status.** Nothing on this page was run at full size: it needs GPUs. Every study was run end to end with `--smoke`,
+which checks recipes, data layouts, metrics, tables and figures, not results. What was found at a small size is in
+[Claims](claims.md).
+
+**Cost.** A pass is one forward and one backward pass of a member over its training images; SAM takes two per epoch.
+Lu et al. report {MINUTES} minutes for 200 epochs of ResNet-18 on CIFAR-10 with the two passes of SAM (Table 8), that is
+2 x 200 x 50,000 / (60 x {MINUTES}) = {REFERENCE_RATE:,.0f} images per second on their GPU. Device hours below are
+passes x training images, and the forward passes of the evaluation at a third each, divided by that speed, times
+the operations of the network relative to ResNet-18 on images of 32 pixels: an estimate, not a measurement. For your
+device, give its speed: `--dry-run --images-per-second 10000`. Bytes are the weights that are kept."""
+
+ARITHMETIC = """## The arithmetic of three studies
+
+- **SharpBalance, Figure 7**: 3 data sets x 3 methods x 3 ensembles = 27 runs of 3 members and 200 epochs. A deep
+  ensemble takes 3 x 200 = 600 passes. SharpBalance takes 3 x (100 x 2 + 1 + 100 x 1.5) = 1,053: SAM up to the
+  partition, one pass for scores, then SAM on a part of the samples, half of them until it is known. SAM shares the
+  first half with it, which is trained once, and takes 3 x 100 x 2 = 600 more. The sum is
+  9 x (600 + 1,053 + 600) = 20,277.
+- **SED, Table 1**: heads over cached features. The backbone runs once for each image and augmentation; device hours
+  above count a pass of the whole network for every pass of a head, so they are an upper bound.
+- **Rethinking, Table 1**: 6 controls x 10 members x 100 epochs: 3 x 1,000 passes without and 3 x 2,000 with SAM, 9,000
+  passes over 50,000 images, and 100 forward passes over them for the SAM-sharpness of every member.
+"""
+
+
 class ScaledEstimate(CostEstimate):
     """Costs at the speed of a reference GPU, scaled by the operations of each network."""
 
@@ -67,7 +105,7 @@ def forward_operations(recipe: Recipe, data: Any) -> float:
     (module,) = build_members(Recipe.from_dict(tree), data, [0])
     x, _ = data.train.fetch(torch.zeros(1, dtype=torch.int64))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        module.eval()(x.float() if x.dtype == torch.uint8 else x)
+        module.eval()(**x) if isinstance(x, dict) else module.eval()(x.float())
     return float(counter.get_total_flops())
 
 
@@ -82,32 +120,7 @@ def row(name: str, study: Study) -> str:
 
 
 def page() -> str:
-    lines = [
-        "# Reproduce the papers",
-        "",
-        "Every table and figure of the three papers, with the command that repeats its experiment at full size. A",
-        "study is one set of runs, and its file lists all tables and figures that come from it: `plateaux study",
-        "lu2024_table3` finds the study that produces Table 3. The tables that it prints have the paper's numbers next",
-        "to the measured ones.",
-        "",
-        "```bash",
-        "plateaux study lu2024_figure7 --smoke       # the whole study at a tiny size, on generated files: minutes, no result",
-        "plateaux study lu2024_figure7 --dry-run     # runs, device hours and bytes; needs no data",
-        "plateaux study lu2024_figure7 --executor ray",
-        "plateaux report runs/lu2024_figure7         # its figures",
-        "```",
-        "",
-        "**Status.** Nothing on this page was run at full size: it needs GPUs. Every study was run end to end with",
-        "`--smoke`, which checks recipes, data layouts, metrics, tables and figures, not results. What was found at a small",
-        "size is in [Claims](claims.md).",
-        "",
-        "**Cost.** A pass is one forward and one backward pass of a member over its training images; SAM takes two per",
-        f"epoch. Lu et al. report {MINUTES} minutes for 200 epochs of ResNet-18 on CIFAR-10 with SAM's two passes (Table 8),",
-        f"that is 2 x 200 x 50,000 / (60 x {MINUTES}) = {REFERENCE_RATE:,.0f} images per second on their GPU. Device hours",
-        "below are passes x training images (and the forward passes of the evaluation, a third each) / that speed x the",
-        "operations of the network relative to ResNet-18 on images of 32 pixels: an estimate, not a measurement. For your",
-        "device, give its speed: `--dry-run --images-per-second 10000`. Bytes are the weights that are kept.",
-    ]
+    lines = INTRODUCTION.splitlines()
     studies = {name: file for name, file in builtin_studies().items() if file.parent.name == "papers"}
     for paper, title in PAPERS.items():
         lines += ["", f"## {title}", "", "| produces | command | runs | passes | device hours | weights | status |"]
@@ -115,18 +128,7 @@ def page() -> str:
         for name in sorted(name for name in studies if name.startswith(f"{paper}_")):
             lines.append(row(name, Study.load(name)))
         lines += [f"| {what} | {command} | | | | | {status} |" for what, command, status in OTHER[paper]]
-    return "\n".join([*lines, "", *ARITHMETIC, ""])
-
-
-ARITHMETIC = (
-    "## The arithmetic of three studies",
-    "",
-    "- **SharpBalance, Figure 7**: 3 data sets x 3 methods x 3 ensembles = 27 runs of 3 members. A deep ensemble takes",
-    "  3 x 200 = 600 passes. SAM takes 1,200. With a shared first half, SAM after its branch takes 3 x 200 = 600, and",
-    "  SharpBalance 600 + 3 x 100 x (1 + share of the sharpness-aware set, 0.5 before it is known) and 3 for scoring.",
-    "- **Rethinking, Table 1**: 6 controls x 10 members x 100 epochs: 3 x 1,000 passes without and 3 x 2,000 with SAM, 9,000",
-    "  passes over 50,000 images, and 100 forward passes over them per member for SAM-sharpness.",
-)
+    return "\n".join([*lines, "", ARITHMETIC])
 
 
 if __name__ == "__main__":

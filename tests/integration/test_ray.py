@@ -44,6 +44,9 @@ from plateaux.distributed.ray_worker import RayWorker
 from plateaux.evaluation.options import EvalOptions
 from plateaux.models.architectures.resnet import resnet8
 from plateaux.storage.run import Run
+from plateaux.studies.runner import StudyRunner
+from plateaux.studies.smoke import smoke_study
+from plateaux.studies.study import Study
 from plateaux.training import trainer
 from plateaux.training.job_records import JobRecord, load_records
 
@@ -467,6 +470,17 @@ def test_evaluation_on_the_cluster_equals_a_single_process(nodes: Nodes, tmp_pat
         tmp_path / "run", metrics=["accuracy"], **GIVEN.keywords(), options=EvalOptions(executor=on_ray.executor)
     )
     assert kept[0].data["logits"] == "cached, float32"
+
+
+def test_smoke_of_a_paper_on_two_nodes(nodes: Nodes, tmp_path: Path) -> None:
+    study = smoke_study(Study.load("rethinking2025_table7"), tmp_path / "generated")
+    executor = {"name": "ray", "address": nodes.address, "processes": 2}
+    options: dict[str, Any] = {"components": GIVEN, "filter_pattern": "control=Baseline*"}
+    there = StudyRunner(study, tmp_path / "ray", executor=executor, **options).run()
+    here = StudyRunner(study, tmp_path / "local", **options).run()
+    assert len(there["runs"]) == len(here["runs"]) == 2
+    for name, run in here["runs"].items():
+        assert there["runs"][name]["metrics"] == run["metrics"]  # of the same weights
 
 
 def test_errors_during_evaluation_are_reported_unchanged(nodes: Nodes) -> None:

@@ -29,15 +29,30 @@ SIZES: Mapping[str, PublishedSize] = {
     "tiny_imagenet": PublishedSize(100_000, 10_000, 200, (3, 64, 64)),
     "imagenet": PublishedSize(1_281_167, 50_000, 1_000, (3, 224, 224)),
     "mrpc": PublishedSize(4_076, 1_725, 2, (80,)),
+    "mrpc dev": PublishedSize(3_668, 408, 2, (80,)),  # GLUE's split
+}
+
+TEST_IMAGES: Mapping[str, int] = {  # of sets without training images
+    "imagenet_a": 7_500,
+    "imagenet_r": 30_000,
+    "imagenet_o": 2_000,
+    "inaturalist": 10_000,
+    "openimages_o": 17_632,
+    "textures": 5_640,
+    "places365": 36_500,
+    "svhn": 26_032,
 }
 
 
 def published_stand_in(name: str, options: Mapping[str, Any]) -> DataSplits | None:
     """Return a data set of the published size whose samples are all zero; None if its size is not known here."""
-    known = SIZES.get(str(options.get("path", "")) if name == "image_folder" else name)
+    key = str(options.get("path", "")) if name == "image_folder" else name
+    known = SIZES.get(f"{key} dev" if options.get("test_split") == "dev" else key)
     if known is None:
         return None
     shape = known.shape
+    if len(shape) == 1:
+        shape = (int(options.get("length", shape[0])),)
     if len(shape) == 3 and isinstance(options.get("size"), int):
         shape = (3, options["size"], options["size"])
     train = min(known.train, int(options.get("limit") or known.train))
@@ -60,7 +75,8 @@ class ZeroSource(Source):
         labels = torch.zeros(len(ids), dtype=torch.int64)
         if len(self.shape) == 3:
             return torch.zeros(len(ids), *self.shape, dtype=torch.uint8), labels
-        return torch.zeros(len(ids), 3, *self.shape, dtype=torch.int64), labels
+        tokens = torch.zeros(len(ids), *self.shape, dtype=torch.int64)
+        return {"input_ids": tokens, "attention_mask": tokens + 1, "token_type_ids": tokens}, labels
 
     def fingerprint(self) -> str:
         return f"zeros-{self.count}-{'x'.join(map(str, self.shape))}"

@@ -22,9 +22,9 @@ from plateaux.core.errors import DataError, PlateauxError
 from plateaux.core.process_info import num_cores
 from plateaux.core.row_names import MEAN_OF_MEMBERS
 from plateaux.core.runtime import get_device
-from plateaux.data.published_sizes import published_stand_in
+from plateaux.data.published_sizes import TEST_IMAGES, published_stand_in
 from plateaux.data.sources import DataSplits
-from plateaux.evaluation.splits import eval_splits
+from plateaux.evaluation.splits import eval_splits, expand_ood_name
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.models.surgery import size_in_bytes
 from plateaux.storage.local_store import LocalStore
@@ -189,24 +189,30 @@ class CostEstimate:
 def evaluation_passes(study: Study, recipe: Recipe, data: DataSplits, components: Components = NO_COMPONENTS) -> float:
     """Return the passes of single samples to evaluate one member, without the generation of corrupted images."""
     evaluate, landscape = study.evaluate, study.landscape
-    names = [*(evaluate.splits if evaluate.metrics else ()), *evaluate.corruptions]
+    info = DataInfo.from_splits(data)
     total = 0.0
-    for split in eval_splits(recipe, DataInfo.from_splits(data), names, components=components):
-        available = len(data.train) if split.family in ("train", "validation") else len(data.test)
-        available = available if split.is_own else len(split.open(recipe, data)[1])
-        total += FORWARD_COST * min(split.limit or available, available)
+    for name in (*(evaluate.splits if evaluate.metrics else ()), *evaluate.corruptions):
+        try:
+            splits = eval_splits(recipe, info, [name], components=components)
+        except DataError:  # a set of images that is not on this machine
+            total += FORWARD_COST * TEST_IMAGES.get(name.partition("@")[0].partition(":")[0], len(data.test))
+            continue
+        for split in splits:
+            available = len(data.train) if split.family in ("train", "validation") else len(data.test)
+            available = available if split.is_own else len(split.open(recipe, data)[1])
+            total += FORWARD_COST * min(split.limit or available, available)
     for name in (name for suite in evaluate.ood for name in suite.partition("=")[2].split(",") if name):
-        total += FORWARD_COST * _ood_samples(name, len(data.test))
+        total += FORWARD_COST * sum(_ood_samples(one, len(data.test)) for one in expand_ood_name(name))
     probes = get_probes(landscape.probes, trust=components.trust)
     return total + sum(probe.passes(landscape.samples or probe.samples) for probe in probes.values())
 
 
 def _ood_samples(name: str, default: int) -> int:
-    """Return the number of samples of another dataset, or `default` if it is not available."""
+    """Return the number of samples of another dataset, its published number if it is not here, or `default`."""
     try:
         return len(registry.dataset.get(name)().test)
     except PlateauxError:
-        return default
+        return TEST_IMAGES.get(name, default)
 
 
 def _architecture_key(recipe: Mapping[str, Any]) -> str:
