@@ -229,5 +229,8 @@ def test_the_study_in_the_documentation_is_valid() -> None:
     text = page.partition('title="study.toml"\n')[2].partition("```")[0]
     found = Study.from_dict(tomlkit.parse(text).unwrap())
     assert len(found.conditions()) == 2 * 4
-    documented = set(re.findall(r"^\| (?:`\[?(\w+)\]?`)(?:, `(\w+)`)? \|", page, re.MULTILINE))
-    assert {name for pair in documented for name in pair if name} == set(Study.model_fields) - {"name", "question"}
+    documented = set(re.findall(r"^\| (?:`\[{0,2}(\w+)\]{0,2}`)(?:, `(\w+)`)? \|", page, re.MULTILINE))
+    assert {name for pair in documented for name in pair if name} == {*Study.model_fields, "extends"} - {
+        "name",
+        "question",
+    }

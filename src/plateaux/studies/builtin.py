@@ -15,14 +15,14 @@ def study_file(path: str) -> Path:
 
     `lu2024_table2` finds the study of the same paper that lists "Table 2" among its products.
     """
-    if Path(path).is_file():
+    if Path(path).is_file() or "/" in path:
         return Path(path)
     files, name = builtin_studies(), path.removesuffix(".toml")
     if name in files:
         return files[name]
     if name in (products := _files_by_product()):
         return products[name]
-    known = [*files, *products]
+    known = sorted({*files, *products})
     raise RecipeError(f"There is no study file and no built-in study {path!r}; {suggest(name, known)}")
 
 

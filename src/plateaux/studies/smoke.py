@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field
-from safetensors.torch import save_file
 
 from plateaux.config.builders.data import build_data
 from plateaux.config.builders.model import build_member
@@ -19,7 +18,8 @@ from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe
 from plateaux.config.schema import fields
 from plateaux.core import registry
-from plateaux.data.generated_files import WRITERS
+from plateaux.storage.generated_files import WRITERS
+from plateaux.storage.local_store import LocalStore
 from plateaux.studies.grid import apply_changes, flat_changes
 from plateaux.studies.study import Study
 
@@ -122,7 +122,7 @@ def _file_name(model: Mapping[str, Any]) -> str:
 def _write_weights(recipe: Recipe, components: Components) -> None:
     """Write the weights of a network as initialized, in place of a pretrained one."""
     file = Path(str(recipe.model.weights))
-    file.parent.mkdir(parents=True, exist_ok=True)
     plain = recipe.replaced(model={"weights": None, "backbone": None, "head": "own", "cache_features": False})
     module = build_member(plain, build_data(plain, components), 0, components)
-    save_file({name: value.contiguous().clone() for name, value in module.state_dict().items()}, file)
+    weights = {name: value.contiguous().clone() for name, value in module.state_dict().items()}
+    LocalStore(file.parent).put_tensors(file.name, weights)
