@@ -192,3 +192,22 @@ def test_bytes_of_a_dry_run_are_those_of_the_weights(tmp_path: Path) -> None:
     files = [file.stat().st_size for file in (tmp_path / "s").rglob("*.safetensors")]
     weights = sorted(files)[-3:]
     assert 0.8 * sum(weights) < cost.bytes <= sum(weights)
+
+
+def test_a_smoke_test_says_that_it_is_one(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        app, ["study", "lu2024_table5_albert", "--smoke", "--out", str(tmp_path / "s"), "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["is_smoke_test"] is True
+    assert [table["title"] for table in found["tables"]][0].startswith("Table 5 (ALBERT)")
+    stored = json.loads((tmp_path / "s" / "results.json").read_text())
+    assert stored["study"]["question"].startswith("Smoke test on generated files, not a result")
+    assert not (tmp_path / "s" / "generated").is_symlink()
+    assert all(run["recipe"]["data"]["root"].endswith("generated") for run in stored["runs"].values())
+
+
+def test_the_page_lists_every_study_of_a_paper() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "results" / "reproduce.md").read_text(encoding="utf-8")
+    assert [name for name in PAPERS if f"`plateaux study {name}`" not in page] == []

@@ -86,8 +86,11 @@ def study(
     tables = (
         [*declared_tables(loaded.tables, results), *Comparison(results, loaded.baseline).tables()] if results else []
     )
-    plain = {"study": str(root), "tables": [table.to_dict() for table in tables]}
-    print_result(as_json, plain, lambda: [table.to_rich() for table in tables] or ["no run has finished"])
+    plain = {"study": str(root), "is_smoke_test": smoke, "tables": [table.to_dict() for table in tables]}
+    note = (
+        [f"A smoke test on generated files: the numbers mean nothing. Figures: plateaux report {root}"] if smoke else []
+    )
+    print_result(as_json, plain, lambda: [*(table.to_rich() for table in tables), *note] or ["no run has finished"])
 
 
 def _check_filter(runner: "StudyRunner", pattern: str) -> None:

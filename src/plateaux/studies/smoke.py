@@ -53,7 +53,14 @@ class SmokeStudy(Study):
 def smoke_study(study: Study, folder: Path, components: Components = NO_COMPONENTS) -> SmokeStudy:
     """Return the smoke test of a study, and write the files that it needs to a folder."""
     landscape = study.landscape.model_dump() | {"samples": SAMPLES}
-    tree = {**study.model_dump(), "repetitions": 1, "seeds": study.seeds[:1], "landscape": landscape}
+    question = f"Smoke test on generated files, not a result: {study.question}"
+    tree = {
+        **study.model_dump(),
+        "question": question,
+        "repetitions": 1,
+        "seeds": study.seeds[:1],
+        "landscape": landscape,
+    }
     small = SmokeStudy.model_validate({**tree, "data_root": str(folder.absolute())})
     recipes = [recipe for _, recipe in small.conditions()]
     for name, recipe in {recipe.data.name: recipe for recipe in recipes}.items():
