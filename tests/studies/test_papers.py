@@ -201,7 +201,7 @@ def test_a_smoke_test_says_that_it_is_one(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["is_smoke_test"] is True
-    assert [table["title"] for table in found["tables"]][0].startswith("Table 5 (ALBERT)")
+    assert found["tables"][0]["title"].startswith("Table 5 (ALBERT)")
     stored = json.loads((tmp_path / "s" / "results.json").read_text())
     assert stored["study"]["question"].startswith("Smoke test on generated files, not a result")
     assert not (tmp_path / "s" / "generated").is_symlink()
