@@ -22,6 +22,7 @@ from plateaux.evaluation.ood import detect_ood, parse_ood_suites
 from plateaux.evaluation.predict import predict
 from plateaux.evaluation.splits import EvalSplit, ResizedSource, ood_split
 from plateaux.evaluation.tables import result_tables
+from plateaux.storage.generated_files import WRITERS
 from plateaux.training.train import train
 
 RECIPE = {
@@ -151,3 +152,24 @@ def test_a_resize_is_reported_in_the_table_with_both_sample_counts(run: Path, lo
 
 def _title(found: Evaluation) -> str:
     return " ".join(table.title for table in result_tables(found.results))
+
+
+def test_metrics_without_labels_are_computed_on_the_other_samples(run: Path) -> None:
+    unique, scores = detect_ood(run, {"near": ["digits"]}, metrics=["unique"])
+    assert (unique.metric, unique.split, scores.metric) == ("unique", "digits (near)", "ood")
+    first, second = load(run).logits(dataset.get("digits")().test.x).argmax(-1)
+    assert unique.rows[ALL_MEMBERS].value == pytest.approx(float((1 + (first != second).float()).mean()))
+    with pytest.raises(RecipeError, match="cannot be computed without labels"):
+        detect_ood(run, {"near": ["digits"]}, metrics=["accuracy"])
+
+
+def test_corruptions_of_the_own_samples_are_sets(tmp_path: Path) -> None:
+    WRITERS["cifar10"](tmp_path / "data", {})
+    data = {"name": "cifar10", "root": str(tmp_path / "data"), "batch_size": 8}
+    train(Recipe.from_dict({**RECIPE, "data": data, "model": {"name": "cnn", "channels": [4]}}), tmp_path / "run")
+    found = detect_ood(tmp_path / "run", {"C-5": ["corrupted:all:5"]})
+    assert len(found) == 15 + 1
+    assert found[0].split == "corrupted:gaussian_noise:5 (C-5)"
+    assert found[-1].split == "mean of C-5 (15 sets)"
+    auroc = row_name(ALL_MEMBERS, "energy", "auroc")
+    assert found[-1].rows[auroc].value == pytest.approx(np.mean([each.rows[auroc].value for each in found[:-1]]))

@@ -10,16 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from plateaux.cli.main import app
+from plateaux.config.builders.data import build_data
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import format_with_stderr
 from plateaux.core.types import Estimate
 from plateaux.reports.report import DECLARABLE, report
+from plateaux.storage.run import Run
 from plateaux.studies.builtin import builtin_studies, study_file
 from plateaux.studies.cost_estimate import CostEstimate
+from plateaux.studies.results import results_from_study
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.smoke import cover, shrink, smoke_study
 from plateaux.studies.study import Study
@@ -211,3 +215,26 @@ def test_a_smoke_test_says_that_it_is_one(tmp_path: Path) -> None:
 def test_the_page_lists_every_study_of_a_paper() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "results" / "reproduce.md").read_text(encoding="utf-8")
     assert [name for name in PAPERS if f"`plateaux study {name}`" not in page] == []
+
+
+def test_the_soup_of_a_study_is_the_network_with_the_mean_weights(tmp_path: Path) -> None:
+    base: dict[str, Any] = {
+        "members": 3,
+        "data": {"name": "blobs", "samples": 60, "test_samples": 50, "batch_size": 10},
+        "model": {"name": "mlp", "hidden_sizes": []},
+        "train": {"epochs": 2},
+    }
+    evaluate = {"splits": ["test"], "metrics": ["accuracy"], "soup": True}
+    StudyRunner(Study.from_dict({"base": base, "evaluate": evaluate}), tmp_path / "s").run()
+    results = results_from_study(tmp_path / "s")
+    (found,) = [each for each in results if each.metric == "accuracy of the soup"]
+    assert found.row == "uniform soup"
+    (folder,) = [each for each in (tmp_path / "s" / "runs").iterdir() if each.is_dir()]  # the soup is not kept
+    run = Run.open(folder)
+    weights = [run.weights(number) for number in range(3)]
+    mean = {name: sum(tree[name] for tree in weights) / 3 for name in weights[0]}
+    data = build_data(run.recipe)
+    x, y = data.test.fetch(torch.arange(50))
+    (weight,) = [value for value in mean.values() if value.dim() == 2]
+    (bias,) = [value for value in mean.values() if value.dim() == 1]
+    assert found.value == pytest.approx(float(((x @ weight.T + bias).argmax(-1) == y).float().mean()))

@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 
 from plateaux.config.components import Components, Model
-from plateaux.core.errors import DataError, RecipeError, UnknownNameError
+from plateaux.core.errors import DataError, RecipeError, UnknownNameError, suggest
 from plateaux.core.method import LossFn
 from plateaux.core.metric import Metric
 from plateaux.core.process_info import is_rank_zero
 from plateaux.core.progress import Progress, log_messages
-from plateaux.core.row_names import ALL_MEMBERS, RowName
+from plateaux.core.row_names import ALL_MEMBERS, RowName, with_member_ids
 from plateaux.core.stats.estimates import mean_of_paired
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.data.sources import DataSplits
 from plateaux.ensembles.ood_scores import DEFINITION, OOD_SCORES, compare
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator, RunSums
+from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import eval_split, expand_ood_name, ood_split
@@ -31,6 +32,10 @@ OPENOOD = {  # the near and far sets of OpenOOD 1.5, by the dataset of the run
     "cifar10": {"near": ("cifar100", "tin"), "far": ("mnist", "svhn", "texture", "places365")},
     "cifar100": {"near": ("cifar10", "tin"), "far": ("mnist", "svhn", "texture", "places365")},
 }
+LABEL_FREE = (  # metrics that need no labels, so that they can be computed on OOD samples
+    *("unique", "pds", "disagreement", "kl", "variance", "mutual_information", "predictive_entropy"),
+    "expected_entropy",
+)
 MAX_NAMED = 6  # sets that the name of their mean lists
 Suites = Mapping[str, Sequence[str]]
 """Datasets by suite: {"near": ["cifar100"], "far": ["mnist", "textures32"]}."""
@@ -63,6 +68,7 @@ def detect_ood(
     run: RunLike,
     suites: Suites,
     *,
+    metrics: Sequence[str] = (),
     skip_missing: bool = False,
     data: DataSplits | None = None,
     model: Model | None = None,
@@ -79,6 +85,7 @@ def detect_ood(
         run: A run, its folder, or its URL.
         suites: Datasets by suite: {"near": ["cifar100"], "far": ["mnist", "textures32"]}; `corrupted:all:5` means the
             run's own test samples under each of 15 corruptions at severity 5.
+        metrics: Metrics that need no labels, to compute on the OOD samples of each dataset: "unique", "pds", ...
         skip_missing: Skip datasets that are not available, instead of an error.
         data: The data that the run was trained with, if passed in Python.
         model: The model that the run was trained with, if passed in Python.
@@ -89,8 +96,13 @@ def detect_ood(
     """
     options.require("detect_ood", "members", "limit", "device", "executor", "cache_logits", "no_cache")
     components = Components(data, model, loss, trust=tuple(trust))
+    for name in metrics:
+        if name not in LABEL_FREE:
+            raise RecipeError(f"The metric {name!r} cannot be computed without labels; {suggest(name, LABEL_FREE)}")
     evaluator = Evaluator(Run.open(run), components=components, options=options)
     everyone = tuple(range(len(evaluator.numbers)))
+    wanted = get_metrics(metrics) if metrics else {}
+    extra = {name: metric for name, metric in wanted.items() if len(everyone) >= metric.min_members}
     subsets = [*((position,) for position in everyone if len(everyone) > 1), everyone]
     test = eval_split(evaluator.recipe, evaluator.data_info, "test")
     inside, metadata = evaluator.accumulate(test, {"ood": SCORES}, subsets, progress=progress)
@@ -100,7 +112,7 @@ def detect_ood(
         for name in (one for each in names for one in expand_ood_name(each)):
             try:
                 split = ood_split(name, suite, components)
-                outside, other = evaluator.accumulate(split, {"ood": SCORES}, subsets, progress=progress)
+                outside, other = evaluator.accumulate(split, {"ood": SCORES, **extra}, subsets, progress=progress)
             except (DataError, UnknownNameError) as problem:
                 if not skip_missing:
                     raise
@@ -110,6 +122,9 @@ def detect_ood(
                 logger.warning(
                     "%s: images were resized from %s, which can make them easier to detect", name, other["resized"]
                 )
+            for key, metric in extra.items():
+                found = with_member_ids(metric.compute(outside[everyone, key]), evaluator.numbers)
+                results.append(evaluator.result(key, f"{name} ({suite})", found, metric, other))
             rows = _rows(evaluator, inside, outside, subsets)
             in_suite.append(evaluator.result("ood", f"{name} ({suite})", rows, SCORES, {**metadata, "outside": other}))
         results += in_suite

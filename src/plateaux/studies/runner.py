@@ -38,6 +38,7 @@ from plateaux.storage.run import Run, environment
 from plateaux.storage.run_info import AutotuneInfo, DataInfo
 from plateaux.studies.planning import RunSpec, Trial, plan_runs, plan_trials
 from plateaux.studies.results import FORMAT, RESULTS, cost_rows, read_results, to_stored
+from plateaux.studies.soup import evaluate_soup
 from plateaux.studies.study import Study
 from plateaux.training.autotune import autotune
 from plateaux.training.checks import check
@@ -237,7 +238,10 @@ class StudyRunner:
         if evaluation.ood:
             suites, is_by_name = parse_ood_suites(evaluation.ood, Run.open(root).info.data.name)
             options = EvalOptions(members=some)
-            results += detect_ood(root, suites, skip_missing=is_by_name, options=options, **shared)
+            more: dict[str, Any] = {"metrics": evaluation.ood_metrics, "skip_missing": is_by_name}
+            results += detect_ood(root, suites, options=options, **more, **shared)
+        if evaluation.soup and members > 1:
+            results += evaluate_soup(root, members, evaluation, self.components)
         if landscape.probes:
             results += probe_landscape(
                 root,

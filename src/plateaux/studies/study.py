@@ -47,6 +47,8 @@ class EvaluateConfig(ConfigSection):
     corruptions: tuple[str, ...] = ()  # such as corrupted@1000
     corruption_metrics: tuple[str, ...] = ("accuracy",)
     ood: tuple[str, ...] = ()  # such as near=cifar100
+    ood_metrics: tuple[str, ...] = ()  # metrics that need no labels, on each OOD set: unique, pds
+    soup: bool = False  # also measure accuracy of the uniform soup, the mean of the members' weights
     ensemble_sizes: bool = False  # also measure ensembles of 1, 2, ... members
     corruption_cache: str | None = None  # folder for generated corrupted images
 
@@ -85,7 +87,7 @@ class Study(ConfigSection):
     def load(cls, path: str | Path) -> Study:
         """Read a TOML file or a built-in study by name; its base recipe is a file next to it or a built-in recipe."""
         file = study_file(str(path))
-        return cls.from_dict({**_read(file), "name": file.stem}, folder=file.parent)
+        return cls.from_dict({"name": file.stem, **_read(file)}, folder=file.parent)
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], *, folder: Path = Path()) -> Study:
@@ -115,10 +117,11 @@ class Study(ConfigSection):
 
     def evaluation_hash(self) -> str:
         """Return a hash of everything to measure; stored results with the same hash are complete."""
-        landscape = self.landscape.model_dump()
-        if not self.landscape.augment:  # keep the hash of studies without it
-            del landscape["augment"]
-        return fingerprint({"evaluate": self.evaluate.model_dump(), "landscape": landscape})
+        evaluate, landscape = self.evaluate.model_dump(), self.landscape.model_dump()
+        for tree, name in ((landscape, "augment"), (evaluate, "ood_metrics"), (evaluate, "soup")):
+            if not tree[name]:  # keep the hash of studies without it
+                del tree[name]
+        return fingerprint({"evaluate": evaluate, "landscape": landscape})
 
 
 def _read(file: Path, depth: int = 0) -> dict[str, Any]:

@@ -1,0 +1,39 @@
+"""The uniform soup of a study: the accuracy of one network with the mean of the members' weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from plateaux.config.components import Components
+from plateaux.core.row_names import RowName
+from plateaux.evaluation.evaluate import evaluate
+from plateaux.evaluation.options import EvalOptions
+from plateaux.evaluation.results import MetricResult
+from plateaux.evaluation.robustness import robustness
+from plateaux.evaluation.soup import soup
+from plateaux.studies.study import EvaluateConfig
+
+SOUP = RowName.parse("uniform soup")
+
+
+def evaluate_soup(root: Path, members: int, config: EvaluateConfig, components: Components) -> list[MetricResult]:
+    """Return the accuracy of the soup of the first members on all splits of a study, as `accuracy of the soup`.
+
+    A loss barrier between members is no reason to refuse it: that a soup fails may be the result.
+    """
+    some, keywords = EvalOptions(members=list(range(members))), components.keywords()
+    with TemporaryDirectory(dir=root.parent, prefix="soup-") as folder:
+        made = soup(root, Path(folder) / "run", split="test", max_barrier=math.inf, options=some, **keywords)
+        options = EvalOptions(cache_logits="off", corruption_cache=config.corruption_cache)
+        names = [*config.splits, *config.corruptions]
+        found = list(evaluate(made.store.root, split=names, metrics=["accuracy"], options=options, **keywords))
+    results = [each for each in found if "corruption" not in each.data] + robustness(found)
+    return [_renamed(each) for each in results if each.metric.startswith("accuracy")]
+
+
+def _renamed(result: MetricResult) -> MetricResult:
+    rows = {SOUP.with_part(*row.part): value for row, value in result.rows.items()}
+    return replace(result, metric=result.metric.replace("accuracy", "accuracy of the soup"), rows=rows)
