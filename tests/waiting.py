@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def wait_until(happened: Callable[[], Any], *, seconds: float = 120) -> None:
+def wait_until(happened: Callable[[], Any], *, seconds: float = 400) -> None:
     """Look again and again until it has happened."""
     end = time.monotonic() + seconds
     while not happened():

@@ -388,7 +388,7 @@ def test_a_stopped_or_killed_driver_trains_no_member_twice(nodes: Nodes, tmp_pat
     with driver(row, out, **settings) as first:
         wait_until(lambda: steps() > 2)
         first.send_signal(signal.SIGINT)
-        words = first.communicate(timeout=60)[1]
+        words = first.communicate(timeout=300)[1]
     assert first.returncode == 75, words
     assert "Run the same command again to resume" in " ".join(words.split())
     assert {each.outcome for each in load_records(Run.open(out))} <= {"stopped", "done"}
@@ -473,12 +473,12 @@ def test_evaluation_on_the_cluster_equals_a_single_process(nodes: Nodes, tmp_pat
 
 
 def test_smoke_of_a_paper_on_two_nodes(nodes: Nodes, tmp_path: Path) -> None:
-    study = smoke_study(Study.load("rethinking2025_table7"), tmp_path / "generated")
+    study = smoke_study(Study.load("lu2024_table5_albert"), tmp_path / "generated")
     executor = {"name": "ray", "address": nodes.address, "processes": 2}
-    options: dict[str, Any] = {"components": GIVEN, "filter_pattern": "control=Baseline*"}
+    options: dict[str, Any] = {"components": GIVEN, "filter_pattern": "*" if LONG else "method=SharpBalance*"}
     there = StudyRunner(study, tmp_path / "ray", executor=executor, **options).run()
     here = StudyRunner(study, tmp_path / "local", **options).run()
-    assert len(there["runs"]) == len(here["runs"]) == 2
+    assert len(there["runs"]) == len(here["runs"]) == (3 if LONG else 1)
     for name, run in here["runs"].items():
         assert there["runs"][name]["metrics"] == run["metrics"]  # of the same weights
 

@@ -218,6 +218,7 @@ SEED_LABELS = {
         "evaluation",
         "features",
         "feed",
+        "generated",
         "fingerprint",
         "forward",
         "from",

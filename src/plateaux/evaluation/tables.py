@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from rich.table import Table as RichTable
@@ -43,7 +44,7 @@ def _result_tables(results: Sequence[MetricResult]) -> Iterator[Table]:
         yield _cascade_table(cascades)
     metrics = [result for result in results if result.group != "sharpness" and result.metric != "cascade"]
     corrupted = [result for result in metrics if "corruption" in result.data]
-    clean = [result for result in metrics if "corruption" not in result.data]
+    clean = [_without_severities(result) for result in metrics if "corruption" not in result.data]
     for _, group in groupby(clean, lambda result: result.split):
         on_split = list(group)
         single = [result for result in on_split if not _has_parts(result)]
@@ -51,6 +52,13 @@ def _result_tables(results: Sequence[MetricResult]) -> Iterator[Table]:
             yield from _metric_tables([result for result in single if result.metric.endswith(" by size") is by_size])
         yield from (_table_of_parts(result) for result in on_split if _has_parts(result))
     yield from _corruption_tables([result for result in corrupted if result.metric == "accuracy"])
+
+
+def _without_severities(result: MetricResult) -> MetricResult:
+    """Return a mean over corruptions without its rows by severity. Accuracy has a table of its own for them."""
+    if result.metric == "accuracy under corruption" or not result.metric.endswith(" under corruption"):
+        return result
+    return replace(result, rows={row: value for row, value in result.rows.items() if not row.part})
 
 
 def _metric_tables(results: Sequence[MetricResult]) -> Iterator[Table]:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from plateaux.config.schema import ConfigSection
+from plateaux.core.ranges import Number
 
 MEMBERS = "members"  # the row of a column: mean and standard error over single members
 
@@ -26,7 +27,7 @@ class TableConfig(ConfigSection):
     title: str
     columns: tuple[ColumnConfig, ...] = Field(min_length=1)
     where: dict[str, Any] = Field(default_factory=dict)
-    paper: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)  # row label -> published numbers
+    paper: dict[str, tuple[Number | None, ...]] = Field(default_factory=dict)  # row label -> published numbers
 
 
 class FigureConfig(ConfigSection):
