@@ -54,15 +54,15 @@ set of runs, and its file lists all tables and figures that come from it: `plate
 that produces Table 3. The tables that it prints have the paper's numbers next to the measured ones.
 
 ```bash
-plateaux study lu2024_figure7 --smoke       # the whole study at a tiny size, on generated files; not a result
-plateaux study lu2024_figure7 --dry-run     # runs, device hours and bytes; needs no data
+plateaux study lu2024_figure7 --smoke     # at a tiny size: no result
+plateaux study lu2024_figure7 --dry-run   # its cost; needs no data
 plateaux study lu2024_figure7 --executor ray
-plateaux report runs/lu2024_figure7         # its figures
+plateaux report runs/lu2024_figure7       # its figures
 ```
 
-**Status.** Nothing on this page was run at full size: it needs GPUs. Every study was run end to end with `--smoke`,
-which checks recipes, data layouts, metrics, tables and figures, not results. What was found at a small size is in
-[Claims](claims.md).
+**Status.** Nothing in these tables was run at full size, which needs GPUs. All of them have the status
+*smoke test*: run end to end with `--smoke`, on generated files, which checks recipes, data layouts, metrics, tables and figures, not results. What
+was found at a small size is in [Claims](claims.md).
 
 **Cost.** A pass is one forward and one backward pass of a member over its training images; SAM takes two per epoch.
 Lu et al. report {MINUTES} minutes for 200 epochs of ResNet-18 on CIFAR-10 with the two passes of SAM (Table 8), that is
@@ -115,19 +115,19 @@ def row(name: str, study: Study) -> str:
     hours = sum(cost.device_seconds for cost in costs) / 3600
     size, passes = sum(cost.bytes for cost in costs), sum(cost.passes for cost in costs)
     products = ", ".join(study.produces)
-    cells = (products, f"`plateaux study {name}`", f"{len(costs):,}", f"{passes:,.0f}", f"{hours:,.0f}")
-    return f"| {' | '.join(cells)} | {format_size(size) if size else 'none'} | smoke test; full size needs GPUs |"
+    cells = (products, f"`{name}`", f"{len(costs):,}", f"{passes:,.0f}", f"{hours:,.0f}")
+    return f"| {' | '.join(cells)} | {format_size(size) if size else 'none'} |"
 
 
 def page() -> str:
     lines = INTRODUCTION.splitlines()
     studies = {name: file for name, file in builtin_studies().items() if file.parent.name == "papers"}
     for paper, title in PAPERS.items():
-        lines += ["", f"## {title}", "", "| produces | command | runs | passes | device hours | weights | status |"]
-        lines += ["|---|---|---:|---:|---:|---:|---|"]
+        lines += ["", f"## {title}", "", "| produces | study | runs | passes | device hours | weights |"]
+        lines += ["|---|---|---:|---:|---:|---:|"]
         for name in sorted(name for name in studies if name.startswith(f"{paper}_")):
             lines.append(row(name, Study.load(name)))
-        lines += [f"| {what} | {command} | | | | | {status} |" for what, command, status in OTHER[paper]]
+        lines += ["", *(f"- {what}: {command}; {status}." for what, command, status in OTHER[paper])]
     return "\n".join([*lines, "", ARITHMETIC])
 
 

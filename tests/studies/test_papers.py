@@ -216,7 +216,7 @@ def test_a_smoke_test_says_that_it_is_one(tmp_path: Path) -> None:
 
 def test_the_page_lists_every_study_of_a_paper() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "results" / "reproduce.md").read_text(encoding="utf-8")
-    assert [name for name in PAPERS if f"`plateaux study {name}`" not in page] == []
+    assert [name for name in PAPERS if f"| `{name}` |" not in page] == []
 
 
 def test_the_soup_of_a_study_is_the_network_with_the_mean_weights(tmp_path: Path) -> None:
