@@ -61,8 +61,8 @@ plateaux report runs/lu2024_figure7       # its figures
 ```
 
 **Status.** Nothing in these tables was run at full size, which needs GPUs. All of them have the status
-*smoke test*: run end to end with `--smoke`, on generated files, which checks recipes, data layouts, metrics, tables and figures, not results. What
-was found at a small size is in [Claims](claims.md).
+*smoke test*: run end to end with `--smoke`, on generated files, which checks recipes, data layouts, metrics, tables
+and figures, not results. What was found at a small size is in [Claims](claims.md).
 
 **Cost.** A pass is one forward and one backward pass of a member over its training images; SAM takes two per epoch.
 Lu et al. report {MINUTES} minutes for 200 epochs of ResNet-18 on CIFAR-10 with the two passes of SAM (Table 8), that is
