@@ -27,7 +27,7 @@ from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.studies.comparison import Comparison
 from plateaux.studies.cost_estimate import CostEstimate
-from plateaux.studies.results import ResultRow, results_from_study
+from plateaux.studies.results import ResultRow, read_results, results_from_study
 from plateaux.studies.runner import AUTOTUNE, StudyRunner
 from plateaux.studies.study import Study
 
@@ -329,7 +329,7 @@ def test_a_study_killed_at_random_and_restarted_trains_nothing_twice(tmp_path: P
     assert len(trained) == 2 * (8 + 8 + 4)  # members; SAM begins from the span
     assert sum(trained.values()) <= len(trained) + 3 * 2
     whole, _ = conducted(Study.load(tmp_path / "study.toml"), tmp_path / "whole")
-    killed = json.loads((tmp_path / "out" / "results.json").read_text())
+    killed = read_results(tmp_path / "out")
     for run, entry in whole["runs"].items():
         assert killed["runs"][run]["metrics"] == entry["metrics"]
         assert killed["runs"][run]["log"] == entry["log"]

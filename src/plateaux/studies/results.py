@@ -22,10 +22,10 @@ from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.studies.outputs import FiguresConfig, TableConfig
+from plateaux.studies.packed_results import FORMAT, UNPACKED_FORMAT, unpack
 from plateaux.training.cost import Cost, measured_cost
 
 RESULTS = "results.json"
-FORMAT = 2
 COSTS = ("epochs", "passes", "seconds")
 TRAINING = "training"  # split name of training costs
 ADVICE = "restore it, or delete it and run the study again"
@@ -175,8 +175,11 @@ def read_results(path: str | Path) -> dict[str, Any]:
         return {}
     results = store.get_json(name, has_digest=False)
     version = results.get("format") if isinstance(results, dict) else None
-    if version != FORMAT:
-        raise RunError(f"{folder / name} has format {version!r}; this version of Plateaux reads format {FORMAT}")
+    if version not in (UNPACKED_FORMAT, FORMAT):
+        known = f"{UNPACKED_FORMAT} and {FORMAT}"
+        raise RunError(f"{folder / name} has format {version!r}; this version of Plateaux reads formats {known}")
+    if version == FORMAT:
+        results = unpack(results, folder / name, ADVICE)
     read_shape(StudyResults, results, folder / name, ADVICE)
     return dict(results)
 

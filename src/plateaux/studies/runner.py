@@ -7,7 +7,6 @@ runs/<hash>/      run folders, named by the hash of everything that determines t
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,8 +35,9 @@ from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, environment
 from plateaux.storage.run_info import AutotuneInfo, DataInfo
+from plateaux.studies.packed_results import to_json
 from plateaux.studies.planning import RunSpec, Trial, plan_runs, plan_trials
-from plateaux.studies.results import FORMAT, RESULTS, cost_rows, read_results, to_stored
+from plateaux.studies.results import RESULTS, cost_rows, read_results, to_stored
 from plateaux.studies.soup import evaluate_soup
 from plateaux.studies.study import Study
 from plateaux.training.autotune import autotune
@@ -164,13 +164,8 @@ class StudyRunner:
                 {"condition": dict(trial.condition), "repetition": trial.repetition, "run": trial.run}
                 for trial in self.trials
             ]
-            tree = {
-                "format": FORMAT,
-                "study": self.study.model_dump(mode="json"),
-                "evaluation_hash": self.study.evaluation_hash(),
-            }
-            tree |= {"conditions": conditions, "runs": runs}
-            self.store.put(RESULTS, (json.dumps(tree, allow_nan=False) + "\n").encode())
+            study = {"study": self.study.model_dump(mode="json"), "evaluation_hash": self.study.evaluation_hash()}
+            self.store.put(RESULTS, to_json({**study, "conditions": conditions, "runs": runs}))
 
     def _train(self, recipe: Recipe, root: Path, parent: Path | None) -> None:
         if recipe.executor.name != "mesh":
