@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from plateaux.core.errors import RunError, StorageError
-from plateaux.studies.packed_results import FORMAT, pack, to_json, unpack
+from plateaux.studies.packed_results import FORMAT, pack, to_json
 from plateaux.studies.results import read_results, results_from_study
 
 
 def metric(value: float | None, **more: Any) -> dict[str, Any]:
-    rows = {"member 0": {"value": value, "stderr": None}, "member 1": {"value": 0.5, "stderr": 0.1, "mc_stderr": 0.2}}
+    kind = {"kind": "member", "members": [0], "part": []}
+    rows = {"member 0": {**kind, "value": value, "stderr": None}, "x": {"value": 0.5, "stderr": 0.1, "mc_stderr": 0.2}}
     facts = {"metric": "accuracy", "split": "test", "higher_is_better": True, "percent": True, "definition": "d" * 99}
     return {**facts, "hashes": {"member 0": "ab"}, "rows": rows, **more}
 
@@ -67,8 +68,9 @@ def test_a_results_file_has_a_line_for_each_run() -> None:
 def test_a_metric_that_does_not_match_the_shared_list_is_refused(damage: dict[str, Any], tmp_path: Path) -> None:
     packed = pack(results())
     packed["runs"]["a"]["metrics"][0] |= damage
-    with pytest.raises(StorageError, match=r"here\.json.*restore it"):
-        unpack(packed, tmp_path / "here.json", "restore it")
+    (tmp_path / "results.json").write_text(json.dumps(packed), encoding="utf-8")
+    with pytest.raises(StorageError, match=r"results\.json.*restore it"):
+        read_results(tmp_path)
 
 
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ indices into the list `shared` instead, and only its values are its own:
 
     {"facts": 0, "hashes": 1, "rows": 2, "values": [[0.91, 0.003], [0.92, 0.003]]}
 
-`facts` is everything else about the metric; each value is `[value, stderr]` or `[value, stderr, mc_stderr]`.
+`rows` are the names and kinds of its rows, in the order of `values`: `[value, stderr]` or `[value, stderr, mc_stderr]`.
+`facts` is everything else about the metric, such as its definition and data.
 """
 
 from __future__ import annotations
@@ -83,17 +84,16 @@ def _dump(value: Any) -> str:
 
 def _pack_metric(metric: Mapping[str, Any], shared: dict[str, int]) -> dict[str, Any]:
     facts = {name: part for name, part in metric.items() if name not in ("hashes", "rows")}
-    rows = metric["rows"]
-    indices = {
-        name: shared.setdefault(_dump(part), len(shared))
-        for name, part in (("facts", facts), ("hashes", metric.get("hashes", {})), ("rows", list(rows)))
+    rows = {
+        row: {name: part for name, part in fields.items() if name not in PARTS}
+        for row, fields in metric["rows"].items()
     }
-    return {**indices, "values": [[value[part] for part in PARTS if part in value] for value in rows.values()]}
+    described = {"facts": facts, "hashes": metric.get("hashes", {}), "rows": rows}
+    indices = {name: shared.setdefault(_dump(part), len(shared)) for name, part in described.items()}
+    return {**indices, "values": [[row[part] for part in PARTS if part in row] for row in metric["rows"].values()]}
 
 
 def _unpack_metric(metric: PackedMetric, shared: Sequence[Any]) -> dict[str, Any]:
-    rows = {
-        name: dict(zip(PARTS, value, strict=False))
-        for name, value in zip(shared[metric.rows], metric.values, strict=True)
-    }
+    described = zip(dict(shared[metric.rows]).items(), metric.values, strict=True)
+    rows = {row: {**fields, **dict(zip(PARTS, values, strict=False))} for (row, fields), values in described}
     return {**shared[metric.facts], "hashes": shared[metric.hashes], "rows": rows}
