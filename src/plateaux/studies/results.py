@@ -189,6 +189,17 @@ def to_stored(result: MetricResult) -> dict[str, Any]:
     return {**result.to_dict(), "percent": result.percent}
 
 
+def to_metric_result(tree: Any, file: object) -> MetricResult:
+    """Return a metric as stored in a run, or in results.json, as a result."""
+    stored = read_shape(StoredMetric, tree, file, DELETE)
+    read_shape(_SampleInfo, stored.data, file, DELETE)
+    values = stored.rows.items()
+    rows = {RowName.parse(row): Estimate(value.number, value.stderr, value.mc_stderr) for row, value in values}
+    facts = (stored.higher_is_better, stored.weights, stored.data, stored.hashes, stored.group)
+    percent = _in_percent(stored.metric) if stored.percent is None else stored.percent
+    return MetricResult(stored.metric, stored.split, rows, *facts, percent, stored.definition)
+
+
 def cost_rows(
     run: Run, members: int | None = None, components: Components = NO_COMPONENTS
 ) -> dict[str, dict[str, float]]:
@@ -229,7 +240,7 @@ def _stored_results(run: Run) -> list[MetricResult]:
     current = _weight_hashes(run)
     best: dict[tuple[str, str], MetricResult] = {}
     for name in run.store.names("metrics"):
-        result = _metric_result(run.store.get_json(name), run.store.root / name)
+        result = to_metric_result(run.store.get_json(name), run.store.root / name)
         if any(current.get(member, hash_) != hash_ for member, hash_ in result.hashes.items()):
             continue
         key = result.metric, result.split
@@ -250,15 +261,6 @@ def _weight_hashes(run: Run) -> dict[str, str]:
     """Return the hashes of the existing weights; without weights, no result counts as outdated."""
     existing = [n for n, each in enumerate(run.all_progress()) if each.weights and run.store.has(each.weights)]
     return {RowName.member(number): run.weights_hash(number) for number in existing}
-
-
-def _metric_result(tree: Any, file: object) -> MetricResult:
-    stored = read_shape(StoredMetric, tree, file, DELETE)
-    read_shape(_SampleInfo, stored.data, file, DELETE)
-    values = stored.rows.items()
-    rows = {RowName.parse(row): Estimate(value.number, value.stderr, value.mc_stderr) for row, value in values}
-    facts = (stored.higher_is_better, stored.weights, stored.data, stored.hashes, stored.group)
-    return MetricResult(stored.metric, stored.split, rows, *facts, _in_percent(stored.metric), stored.definition)
 
 
 @lru_cache(maxsize=256)
