@@ -1,13 +1,15 @@
 """Which probes detect that SAM is flatter? A deep ensemble and SAM at three radii: resnet8 on 10,000 CIFAR-10 images.
 
-    python studies/landscape_cifar10.py runs/landscape            # about ninety minutes on two cores; again to go on
-    python studies/landscape_cifar10.py runs/landscape --table    # the table of what is there so far
-    python studies/landscape_cifar10.py runs/landscape --draw     # pictures of every run, into its folder
+    python studies/landscape_cifar10.py runs/landscape            # about ninety minutes on two cores; again to continue
+    python studies/landscape_cifar10.py runs/landscape --table    # the table of the results so far
+    python studies/landscape_cifar10.py runs/landscape --draw     # pictures of every run, in its folder
+    python studies/landscape_cifar10.py runs/landscape --results studies/results/landscape_cifar10.json
+    python studies/landscape_cifar10.py studies/results/landscape_cifar10.json --table    # the table of a results file
 
-Three members each, 15 epochs without augmentation. Probes are asked on 512 training images, those of curvature on 128.
-What was found is written to `results/` in that folder, probe by probe. Members of one number begin at the same weights
-and see the same batches in every condition: SAM is said to be flatter, or sharper, where the 95 % t interval of the
-paired differences from the deep ensemble's members leaves out zero.
+Three members each, 15 epochs without augmentation. Probes use 512 training images, those of curvature 128. Results are
+written to `results/` in the study folder, probe by probe. Members with the same number start from the same weights and
+see the same batches in every condition: SAM is called flatter, or sharper, if the 95 % t interval of the paired
+differences from the members of the deep ensemble excludes zero.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _results import read_numbers, write_numbers
 
 import plateaux
 from plateaux.core.row_names import MEAN_OF_MEMBERS
@@ -32,7 +35,9 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "deep_ensemble": {"name": "deep_ensemble"},
     **{f"sam_{rho}": {"name": "sam", "rho": rho} for rho in (0.05, 0.1, 0.2)},
 }
+STUDY = "landscape_cifar10"
 BASE = "deep_ensemble"
+Numbers = dict[str, dict[str, Any]]  # by condition: "training accuracy", and "probes" with the summary of each
 CURVED = ("trace", "top_eigenvalue", "gauss_newton_trace", "gauss_newton_eigenvalue")  # four passes a product: fewer
 MORE = ("worst_l2(preset=sharpbalance)", "worst_l2(adaptive=false)", "average_l2(adaptive=false)", "rank_agreement")
 
@@ -59,32 +64,36 @@ def recipe_for(method: dict[str, Any], *, members: int, quick: bool) -> plateaux
     )
 
 
+def probe_names(*, quick: bool) -> list[str]:
+    """Return the probes, in the order of the table."""
+    usual = ["fisher_rao", "sam_step(samples=64; m=32)"] if quick else list(get_probes(["all"]))
+    # The published table has the paper's form of SAM-sharpness, which is not the default.
+    usual = [name if name != "sam_sharpness" else "sam_sharpness(form=paper)" for name in usual]
+    return [*usual, *(() if quick else MORE)]
+
+
 class Study:
-    """All runs below one folder, and what was found of them."""
+    """All runs below one folder, and their results."""
 
     def __init__(self, root: Path, members: int, quick: bool) -> None:
         self.root, self.members, self.quick = root, members, quick
         self.store = LocalStore(root)
-        usual = ["fisher_rao", "sam_step(samples=64; m=32)"] if quick else list(get_probes(["all"]))
-        # The published table has the paper's form of SAM-sharpness, which is not the default.
-        usual = [name if name != "sam_sharpness" else "sam_sharpness(form=paper)" for name in usual]
-        self.probes = [*usual, *(() if quick else MORE)]
 
-    def go(self) -> None:
-        """Train and ask what is missing: two processes of one thread each."""
+    def run(self) -> None:
+        """Train and measure what is missing: two processes of one thread each."""
         for name, method in CONDITIONS.items():
             plateaux.train(recipe_for(method, members=self.members, quick=self.quick), self.root / name)
             print(f"{name} is trained", flush=True)
         if self.quick:
             for name in CONDITIONS:
-                self.ask(name)
+                self.measure(name)
         else:
             with ProcessPoolExecutor(2, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-                list(pool.map(self.ask, CONDITIONS))
+                list(pool.map(self.measure, CONDITIONS))
 
-    def ask(self, name: str) -> None:
-        """Ask the members of a condition what they have not been asked."""
-        for probe in self.probes:
+    def measure(self, name: str) -> None:
+        """Run the probes on a condition that have no results yet."""
+        for probe in probe_names(quick=self.quick):
             found = self.results(name)
             if probe not in found:
                 count = 64 if self.quick else 128 if probe in CURVED else None if "preset" in probe else 512
@@ -103,39 +112,39 @@ class Study:
             kinds = ["slices", "paths", "plane"] if self.members > 2 else ["slices", "paths"]
             plot_landscape(self.root / name, kinds, limit=64 if self.quick else 512)
 
-    def fitted(self) -> str:
-        """Say on how many of its training images member 0 of every trained condition was right in the last epoch."""
-        logs = {
-            name: plateaux.Run.open(self.root / name).log(0)
-            for name in CONDITIONS
-            if self.store.has(f"{name}/run.json")
-        }
-        shares = {
-            name: [each["train accuracy"] for each in log if "train accuracy" in each] for name, log in logs.items()
-        }
-        said = [f"{name} {share[-1]:.1%}" for name, share in shares.items() if share]
-        return "training images on which member 0 is right in the last epoch: " + ", ".join(said)
+    def numbers(self) -> Numbers:
+        """Return the results of all conditions, and the training accuracy of member 0 in the last epoch."""
+        found = {}
+        for name in CONDITIONS:
+            if self.store.has(f"{name}/run.json"):
+                log = plateaux.Run.open(self.root / name).log(0)
+                accuracy = [each["train accuracy"] for each in log if "train accuracy" in each]
+                found[name] = {"training accuracy": accuracy[-1] if accuracy else None, "probes": self.results(name)}
+        return found
 
-    def table(self) -> str:
-        """Return what was found as Markdown: mean over members, its standard error, and what each radius did."""
-        results = {name: found for name in CONDITIONS if (found := self.results(name))}
-        names = list(results)
-        head = [
-            "probe",
-            *names,
-            *(f"{name} is" for name in names if name != BASE),
-            "scale-invariant",
-            "errors: data, draws",
-        ]
-        lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * len(names) + "---|" * (len(head) - 1 - len(names))]
-        for probe in self.probes:
-            found = {name: results[name].get(probe) for name in names}
-            base = found.get(BASE)
-            cells = [_cell(each) if each else "" for each in found.values()]
-            said = [verdict(base, each) if base and each else "" for name, each in found.items() if name != BASE]
-            kind = "yes" if get_probes([probe])[probe].scale_invariant else "no"
-            lines.append("| " + " | ".join([f"`{probe}`", *cells, *said, kind, _errors(base)]) + " |")
-        return "\n".join(lines)
+
+def fitted(numbers: Numbers) -> str:
+    """Return the training accuracy of member 0 of every trained condition."""
+    shares = {name: found["training accuracy"] for name, found in numbers.items()}
+    values = [f"{name} {share:.1%}" for name, share in shares.items() if share is not None]
+    return "Training accuracy of member 0 in the last epoch: " + ", ".join(values)
+
+
+def table(numbers: Numbers) -> str:
+    """Return the results as Markdown: mean over members, its standard error, and the effect of each radius."""
+    results = {name: numbers[name]["probes"] for name in CONDITIONS if numbers.get(name, {}).get("probes")}
+    names = list(results)
+    verdicts = [f"{name} is" for name in names if name != BASE]
+    head = ["probe", *names, *verdicts, "scale-invariant", "errors: data, draws"]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * len(names) + "---|" * (len(head) - 1 - len(names))]
+    for probe in dict.fromkeys(probe for found in results.values() for probe in found):
+        found = {name: results[name].get(probe) for name in names}
+        base = found.get(BASE)
+        cells = [_cell(each) if each else "" for each in found.values()]
+        words = [verdict(base, each) if base and each else "" for name, each in found.items() if name != BASE]
+        kind = "yes" if get_probes([probe])[probe].scale_invariant else "no"
+        lines.append("| " + " | ".join([f"`{probe}`", *cells, *words, kind, _errors(base)]) + " |")
+    return "\n".join(lines)
 
 
 def summary(found: MetricResult) -> dict[str, Any]:
@@ -148,7 +157,7 @@ def summary(found: MetricResult) -> dict[str, Any]:
 
 
 def verdict(base: dict[str, Any], other: dict[str, Any]) -> str:
-    """Say what becomes of a member: by the interval of the differences between members of one number."""
+    """Return the effect on a member, from the interval of the differences between members with the same number."""
     both = [name for name in base["members"] if name in other["members"]]
     if len(both) < 2 or base["higher_is_better"] is None:
         return ""
@@ -172,20 +181,25 @@ def _errors(found: dict[str, Any] | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", type=Path)
+    parser.add_argument("root", type=Path, help="the study folder, or a results file with --table")
     parser.add_argument("--members", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="256 images, 2 epochs, 2 members: does it run?")
-    parser.add_argument("--table", action="store_true", help="only print what is there")
+    parser.add_argument("--quick", action="store_true", help="256 images, 2 epochs, 2 members: to see that it runs")
+    parser.add_argument("--table", action="store_true", help="only print the results so far")
+    parser.add_argument("--results", type=Path, help="only write the results so far to this file")
     parser.add_argument("--draw", action="store_true", help="only draw pictures of what is trained")
     args = parser.parse_args()
     study = Study(args.root, 2 if args.quick else args.members, args.quick)
     if args.draw:
         study.draw()
-    elif not args.table:
-        study.go()
-    if not args.draw:
-        print(study.fitted())
-        print(study.table())
+        return
+    if not (args.table or args.results):
+        study.run()
+    numbers = read_numbers(args.root, STUDY) if args.root.is_file() else study.numbers()
+    if args.results:
+        command = "python studies/landscape_cifar10.py runs/landscape"
+        write_numbers(args.results, study=STUDY, command=command, numbers=numbers)
+        return
+    print(f"{fitted(numbers)}\n\n{table(numbers)}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Do flat members and SharpBalance help an ensemble of text adapters? Five rank-4 adapters each, on MRPC.
 
-    python studies/lora_mrpc.py runs/lora            # twenty minutes on one core; again to go on
-    python studies/lora_mrpc.py runs/lora --table    # the table of what is there so far
+    python studies/lora_mrpc.py runs/lora            # twenty minutes on one core; again to continue
+    python studies/lora_mrpc.py runs/lora --table    # the table of the results so far
+    python studies/lora_mrpc.py studies/results/lora_mrpc.json --table   # the table of a results file
 
 The grid is studies/lora_mrpc.toml, so `plateaux study studies/lora_mrpc.toml --out runs/lora` trains the same runs.
-Needs MRPC and the weights of MiniLM under PLATEAUX_DATA, and the extra `text`.
+Its results.json is the results file. Needs MRPC and the weights of MiniLM under PLATEAUX_DATA, and the extra `text`.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ def cell(found: list[ResultRow], method: str, measure: str, row: str) -> str:
     return ""
 
 
-def held(conduct: StudyRunner) -> str:
-    """Return what one run's members take in memory, in words."""
-    root = next(path for path in (conduct.root / "runs").iterdir() if path.is_dir())
+def held(study_root: Path) -> str:
+    """Return what the members of one run take in memory, in words."""
+    root = next(path for path in (study_root / "runs").iterdir() if path.is_dir())
     ensemble, run = plateaux.load(root), plateaux.Run.open(root)
     base = sum(t.numel() * t.element_size() for t in run.shared().values())
     own = sum(t.numel() * t.element_size() for t in run.weights(0).values())
@@ -81,16 +82,16 @@ def print_messages(event: ProgressEvent) -> None:
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("root", type=Path, help="the study folder")
-    words.add_argument("--table", action="store_true", help="only the table of what is there so far")
+    words.add_argument("root", type=Path, help="the study folder, or a results file with --table")
+    words.add_argument("--table", action="store_true", help="only print the results so far")
     words.add_argument("--quick", action="store_true", help="a very small one, to see that it runs")
     args = words.parse_args()
     warnings.filterwarnings("ignore", message="Not loaded from")  # the head is new
-    conduct = StudyRunner(study(quick=args.quick), args.root, progress=print_messages)
     if not args.table:
-        conduct.run()
+        StudyRunner(study(quick=args.quick), args.root, progress=print_messages).run()
     print("\n".join(table(results_from_study(args.root))))
-    print(f"\n{held(conduct)}")
+    if not args.root.is_file():
+        print(f"\n{held(args.root)}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """SharpBalance compared with a deep ensemble and SAM: CIFAR-10, resnet8, 20,000 images, 3 members, 20 epochs.
 
-    python studies/sharpbalance_cifar10.py runs/study            # about five hours on two cores; run it again to go on
-    python studies/sharpbalance_cifar10.py runs/study --table    # the table of what is there so far
+    python studies/sharpbalance_cifar10.py runs/study            # about five hours on two cores; again to continue
+    python studies/sharpbalance_cifar10.py runs/study --table    # the tables of the results so far
 
-What was measured is written to `results.json` in that folder, run by run; runs that stand there are not trained again,
-so that the file alone carries a study from one machine to the next.
+Results are written to `results.json` in that folder, run by run. Runs with results are not trained again, so this file
+alone is enough to continue on another machine.
 
 rho is chosen for SAM on validation images with one member and then fixed for all. SAM and both rules of SharpBalance
 begin from one span before the meeting. Two runs at a time, one thread each: passes are the cost to compare, seconds are
@@ -168,19 +168,18 @@ class Study:
         found = {rho: self.results()[f"rho/{rho}"]["validation accuracy"] for rho in self.rhos}
         return max(self.rhos, key=lambda rho: (found[rho], -rho))
 
-    def table(self) -> str:
-        """Return what was measured as Markdown."""
-        lines = [
-            f"rho chosen on validation images: {self.rho()}" if self.chosen() else "rho is not chosen yet",
-            "",
-            f"| method | of | {NOISES} |",
-            "|---|---|" + "---:|" * len(SIGMAS),
-        ]
+    def chosen_rho(self) -> str:
+        """Return the selected radius in words."""
+        return f"rho chosen on validation images: {self.rho()}" if self.chosen() else "rho is not chosen yet"
+
+    def tables(self) -> str:
+        """Return the results as Markdown."""
+        lines = [f"| method | of | {NOISES} |", "|---|---|" + "---:|" * len(SIGMAS)]
         gains = ["", f"| ensemble of | less that of | {NOISES} |", "|---|---|" + "---:|" * len(SIGMAS)]
         gains += [row for pair in PAIRS for row in self._gain(*pair)]
         costs = [
             "",
-            "| method | careful share | passes over the data, a member | seconds, a member |",
+            "| method | SAM share | passes over the data, a member | seconds, a member |",
             "|---|---:|---:|---:|",
         ]
         for name in METHODS:
@@ -270,7 +269,7 @@ def main() -> None:
         return
     if not args.table:
         study.go()
-    print(study.table())
+    print(f"{study.chosen_rho()}\n\n{study.tables()}")
 
 
 if __name__ == "__main__":
