@@ -9,10 +9,10 @@
 
 The backbone is timm's tf_efficientnet_lite0, trained on ImageNet: Tiny-ImageNet has classes that CIFAR-100 lacks, but
 they are not new to the backbone. Images of 32 px are resized to 128 px; each passes through the backbone once. Members
-are MLPs on its 1280 features, trained on the first 20,000 images. The next 2,000 are held out: lambda of SED and the
-method for BMA are selected on them and on corrupted versions of the first 200 of them. SED trains two of five heads
-per step, so it has 2.5 times the epochs: every head makes as many steps as in the other methods. The evidence for
-claim 9 is written to `evidence/` in the study folder.
+are MLPs on its 1280 features, trained on the first 20,000 images. The last 2,000 test images are held out of OOD
+detection: lambda of SED and the method for BMA are selected on them and on corrupted versions of the first 200 of
+them. SED trains two of five heads per step, so it has 2.5 times the epochs: every head makes as many steps as in the
+other methods. The evidence for claim 9 is written to `evidence/` in the study folder.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from _joint_results import BASE, HELD_OUT, HELD_OUT_KEY, LAMBDAS, OUT, Found, Nu
 from _results import read_numbers, write_numbers
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn import Module
 
 import plateaux
 from plateaux.config.builders.data import build_data
@@ -135,6 +136,7 @@ class Study:
     def prepare(self) -> None:
         """Compute the features of all images that have none yet."""
         self.data = build_data(self.recipe)
+        self.first_held_out = len(self.data.test) * 4 // 5
         self.unlabeled, self.others = foreign(50 if self.quick else 1000)
         self.backbone = build_backbone(self.recipe, self.data)
         train = through_backbone(self.recipe, self.data, self.data.train, self.backbone)
@@ -158,16 +160,14 @@ class Study:
                 yield f"{kind} {severity}", self._features(Corrupted(self.data.test, kind, severity), first)
 
     def _held_out_sets(self) -> Iterator[tuple[str, FeatureSource]]:
-        """Yield the training images after those that members are trained on, and corrupted versions of the first."""
-        first, count = (20, 100) if self.quick else (200, 2000)
-        start = len(self.data.train)
-        x, y = registry.dataset.get("cifar100")().train.fetch(torch.arange(start, start + count))
+        """Yield corrupted versions of the first held-out images."""
+        count = 10 if self.quick else 200
+        x, y = self.data.test.fetch(torch.arange(self.first_held_out, self.first_held_out + count))
         assert isinstance(x, Tensor)
-        source = InMemorySource(x, y)
-        yield HELD_OUT, self._features(source, count)
         for kind in self._kinds():
             for severity in SELECTION_SEVERITIES:
-                yield f"{HELD_OUT} {kind} {severity}", self._features(Corrupted(source, kind, severity), first)
+                source = Corrupted(InMemorySource(x, y), kind, severity)
+                yield f"{HELD_OUT} {kind} {severity}", self._features(source, count)
 
     def _kinds(self) -> Sequence[str]:
         return CORRUPTIONS[:2] if self.quick else CORRUPTIONS
@@ -181,54 +181,61 @@ class Study:
         recipe = recipe_for(condition, repetition, self.root, quick=self.quick, pixels=self.pixels)
         run = plateaux.train(recipe, folder, unlabeled=self.unlabeled)
         found = self.results().get(f"{name}/{repetition}", {})
-        if not found:  # otherwise measured before held-out images were
-            seconds = sum(progress.seconds for progress in run.all_progress())
-            found = {**self._measure(folder), "seconds of training": seconds}
-        found = {**found, **self._measure_held_out(folder)}
+        heads = [member.head for member in plateaux.load(folder).members]
+        logits = self._logits(heads)
+        if not found:  # otherwise measured by an earlier version, which had no held-out images
+            found = {
+                **self._accuracies(heads, logits),
+                "seconds of training": sum(p.seconds for p in run.all_progress()),
+            }
+        found = {**found, **self._detection(logits)}
         self.store.put_json("results.json", {**self.results(), f"{name}/{repetition}": found}, has_digest=False)
         print(f"{name} #{repetition}: " + ", ".join(f"{k} {found[k]:.3f}" for k in list(found)[:4]), flush=True)
 
     @torch.no_grad()
-    def _measure(self, folder: Path) -> Numbers:
-        """Return all numbers of one run on the test sets."""
-        heads = [member.head for member in plateaux.load(folder).members]
+    def _logits(self, heads: Sequence[Module]) -> dict[str, Tensor]:
+        """Return the logits of all members on all sets, by the name of the set."""
+        sets = {**self.tested, **self.held_out}
+        features = {name: source.fetch(torch.arange(len(source)))[0] for name, source in sets.items()}
+        return {name: torch.stack([head(x) for head in heads]) for name, x in features.items()}
+
+    @torch.no_grad()
+    def _accuracies(self, heads: Sequence[Module], logits: Mapping[str, Tensor]) -> Numbers:
+        """Return accuracy and diversity on test images and corrupted test images."""
         soup = uniform([head.state_dict() for head in heads])
-        logits: dict[str, Tensor] = {}
-        labels: dict[str, Tensor] = {}
-        for name, source in self.tested.items():
-            x, labels[name] = source.fetch(torch.arange(len(source)))
-            rows = [head(x) for head in heads]
-            logits[name] = torch.stack([*rows, functional_call(heads[0], soup, x)])
-        found = accuracy_and_diversity("test", logits["test"], labels["test"])
+
+        def measure(name: str, title: str) -> Numbers:
+            source = self.tested[name]
+            x, y = source.fetch(torch.arange(len(source)))
+            return accuracy_and_diversity(title, logits[name], functional_call(heads[0], soup, x), y)
+
+        found = measure("test", "test")
         for severity in SEVERITIES:
-            names = [name for name in logits if name.endswith(f" {severity}")]
-            each = [accuracy_and_diversity(f"C-{severity}", logits[name], labels[name]) for name in names]
+            each = [measure(f"{kind} {severity}", f"C-{severity}") for kind in self._kinds()]
             found |= {key: sum(one[key] for one in each) / len(each) for key in each[0]}
-        out = {name: logits[f"out: {name}"][:-1] for name in OUT}
-        for severity in (1, 5):
-            out[f"C-{severity}"] = torch.cat([logits[n][:-1] for n in logits if n.endswith(f" {severity}")], 1)
-        for name, outside in out.items():
-            found |= {f"AUROC {score}, {name}": v for score, v in aurocs(logits["test"][:-1], outside).items()}
-            found[f"#unique, {name}"], found[f"PDS, {name}"] = unique(outside), float(OOD_SCORES["pds"](outside).mean())
-        for size in range(2, len(heads) + 1):
-            subsets = list(combinations(range(len(heads)), size))
-            values = [aurocs(logits["test"][list(some)], out["C-1"][list(some)])["PDS"] for some in subsets]
-            found[f"AUROC PDS of {size}, C-1"] = sum(values) / len(values)
         return found
 
     @torch.no_grad()
-    def _measure_held_out(self, folder: Path) -> Numbers:
-        """Return the AUROC of held-out images and their corrupted versions, mean over severities."""
-        heads = [member.head for member in plateaux.load(folder).members]
-        logits = {}
-        for name, source in self.held_out.items():
-            x, _ = source.fetch(torch.arange(len(source)))
-            logits[name] = torch.stack([head(x) for head in heads])
-        found = []
-        for severity in SELECTION_SEVERITIES:
-            outside = torch.cat([logits[name] for name in logits if name.endswith(f" {severity}")], 1)
-            found.append(aurocs(logits[HELD_OUT], outside))
-        return {f"AUROC {score}, {HELD_OUT}": sum(each[score] for each in found) / len(found) for score in found[0]}
+    def _detection(self, logits: Mapping[str, Tensor]) -> Numbers:
+        """Return the AUROC of both scores on all sets, and diversity on those that are out of distribution."""
+        inside, held_out = logits["test"].tensor_split([self.first_held_out], dim=1)
+        found: Numbers = {}
+        out = {name: logits[f"out: {name}"] for name in OUT}
+        out |= {f"C-{severity}": self._corrupted(logits, severity) for severity in (1, 5)}
+        for name, outside in out.items():
+            found |= {f"AUROC {score}, {name}": v for score, v in aurocs(inside, outside).items()}
+            found[f"#unique, {name}"], found[f"PDS, {name}"] = unique(outside), float(OOD_SCORES["pds"](outside).mean())
+        for size in range(2, len(inside) + 1):
+            subsets = [list(some) for some in combinations(range(len(inside)), size)]
+            values = [aurocs(inside[some], out["C-1"][some])["PDS"] for some in subsets]
+            found[f"AUROC PDS of {size}, C-1"] = sum(values) / len(values)
+        each = [
+            aurocs(held_out, self._corrupted(logits, severity, f"{HELD_OUT} ")) for severity in SELECTION_SEVERITIES
+        ]
+        return found | {f"AUROC {score}, {HELD_OUT}": sum(one[score] for one in each) / len(each) for score in each[0]}
+
+    def _corrupted(self, logits: Mapping[str, Tensor], severity: int, prefix: str = "") -> Tensor:
+        return torch.cat([logits[f"{prefix}{kind} {severity}"] for kind in self._kinds()], 1)
 
     def results(self) -> dict[str, Numbers]:
         if not self.store.has("results.json"):
@@ -237,14 +244,14 @@ class Study:
         return found
 
 
-def accuracy_and_diversity(name: str, logits: Tensor, y: Tensor) -> Numbers:
-    """Return accuracy and diversity of five heads; the last row of the logits is their soup."""
-    members, classes = logits[:-1], logits.argmax(-1)
-    single = (classes[:-1] == y).float().mean(1)
-    pairs = [float((a != b).float().mean()) for a, b in combinations(classes[:-1], 2)]
+def accuracy_and_diversity(name: str, members: Tensor, soup: Tensor, y: Tensor) -> Numbers:
+    """Return accuracy and diversity of five heads and their soup, from their logits."""
+    classes = members.argmax(-1)
+    single = (classes == y).float().mean(1)
+    pairs = [float((a != b).float().mean()) for a, b in combinations(classes, 2)]
     return {
         f"accuracy of the prediction ensemble, {name}": float((members.mean(0).argmax(-1) == y).float().mean()),
-        f"accuracy of the uniform soup, {name}": float((classes[-1] == y).float().mean()),
+        f"accuracy of the uniform soup, {name}": float((soup.argmax(-1) == y).float().mean()),
         f"accuracy of the oracle, {name}": float(single.max()),
         f"accuracy of a member, {name}": float(single.mean()),
         f"#unique, {name}": unique(members),
