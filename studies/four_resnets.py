@@ -22,7 +22,7 @@ from plateaux.data.files import data_root
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.tables import format_value, to_markdown
 from plateaux.storage.local_store import LocalStore
-from plateaux.studies.packed_results import to_json
+from plateaux.studies.packed_results import encode_results
 from plateaux.studies.results import read_results, to_metric_result, to_stored
 
 DEPTHS = (20, 32, 44, 56)
@@ -59,7 +59,7 @@ def write(file: Path, found: Sequence[MetricResult]) -> None:
     """Write a results file in the format of a study with one run."""
     conditions = [{"run": RUN, "condition": {}, "repetition": 0}]
     runs = {RUN: {"metrics": [to_stored(each) for each in found], "costs": {}}}
-    LocalStore(file.parent).put(file.name, to_json({"conditions": conditions, "runs": runs}))
+    LocalStore(file.parent).put(file.name, encode_results({"conditions": conditions, "runs": runs}))
 
 
 def read(file: Path) -> list[MetricResult]:

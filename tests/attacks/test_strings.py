@@ -20,6 +20,7 @@ from PIL import Image
 from plateaux.reports.export import to_csv, to_html, to_json, to_markdown, write_figures
 from plateaux.reports.inputs import ReportInputs, RunSection
 from plateaux.reports.report import compose
+from plateaux.studies.packed_results import encode_results
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 RUN_ME = "document.documentElement.dataset.attacked=1"
@@ -203,10 +204,10 @@ def test_results_of_a_study_with_hostile_names_are_reported_as_text(
     entry = {"evaluation_hash": "h", "metrics": [metric, {**metric, "metric": "accuracy"}], "costs": {}, "folder": text}
     entry |= {"log": {text: [{"epoch": 1, "train loss": 0.5, text: text}]}, "recipe": {text: text}}
     tree = {
-        "format": 2, "study": {"question": text, "baseline": {text: text}}, "evaluation_hash": "h",
+        "study": {"question": text, "baseline": {text: text}}, "evaluation_hash": "h",
         "conditions": [{"run": text, "condition": {text: text}, "repetition": 0}], "runs": {text: entry},
     }  # fmt: skip
-    Path("results.json").write_text(json.dumps(tree))
+    Path("results.json").write_bytes(encode_results(tree))
     for file in ("r.html", "r.md", "r.csv", "r.json"):
         code, output, problem = attack(["report", "results.json", "--out", file])
         assert (code, problem) == (0, ""), output

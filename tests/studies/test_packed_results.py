@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plateaux.core.errors import RunError, StorageError
-from plateaux.studies.packed_results import FORMAT, pack, to_json
+from plateaux.studies.packed_results import FORMAT, encode_results, pack
 from plateaux.studies.results import read_results, results_from_study
 
 
@@ -31,7 +31,7 @@ def results(**more: Any) -> dict[str, Any]:
 
 def test_results_are_the_same_after_they_are_stored_and_read(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    file.write_bytes(to_json(results()))
+    file.write_bytes(encode_results(results()))
     assert read_results(file) == {"format": FORMAT, **results()}
     old = tmp_path / "old.json"
     old.write_text(json.dumps(results(format=2)), encoding="utf-8")
@@ -39,7 +39,7 @@ def test_results_are_the_same_after_they_are_stored_and_read(tmp_path: Path) -> 
 
 
 def test_a_description_is_stored_once_for_all_runs() -> None:
-    assert to_json(results()).count(b"d" * 99) == 2  # of the two splits, not of three metrics
+    assert encode_results(results()).count(b"d" * 99) == 2  # of the two splits, not of three metrics
     assert pack(results())["runs"]["a"]["metrics"][0] == {
         "facts": 0,
         "hashes": 1,
@@ -49,7 +49,7 @@ def test_a_description_is_stored_once_for_all_runs() -> None:
 
 
 def test_a_results_file_has_a_line_for_each_run() -> None:
-    lines = to_json(results()).decode().splitlines()
+    lines = encode_results(results()).decode().splitlines()
     assert [line[:4] for line in lines[1:-1]] == ['"a":', '"b":']
 
 
@@ -70,6 +70,14 @@ def test_a_metric_that_does_not_match_the_shared_list_is_refused(damage: dict[st
     packed["runs"]["a"]["metrics"][0] |= damage
     (tmp_path / "results.json").write_text(json.dumps(packed), encoding="utf-8")
     with pytest.raises(StorageError, match=r"results\.json.*restore it"):
+        read_results(tmp_path)
+
+
+def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    many = results()
+    many["runs"]["a"]["metrics"] = [metric(0.5, data={"x" * 10**5: 1})] * 10**4
+    (tmp_path / "results.json").write_bytes(encode_results(many))
+    with pytest.raises(StorageError, match=r"1,00\d,\d{3},\d{3} characters of descriptions"):
         read_results(tmp_path)
 
 

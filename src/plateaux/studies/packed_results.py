@@ -23,6 +23,8 @@ from plateaux.storage.json_shapes import read_shape
 FORMAT = 3
 UNPACKED_FORMAT = 2
 PARTS = ("value", "stderr", "mc_stderr")
+MAX_GROWTH = 100  # unpacked descriptions compared with packed ones; studies have about 5
+METRIC_CHARACTERS = 60  # of a packed metric without its values
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ def pack(results: Mapping[str, Any]) -> dict[str, Any]:
 def unpack(results: Mapping[str, Any], file: object, advice: str) -> dict[str, Any]:
     """Return stored results with every metric complete, as `StudyResults` reads them."""
     packed = read_shape(_PackedResults, results, file, advice)
+    _check_growth(packed, file, advice)
     runs: dict[str, Any] = {}
     for name, run in packed.runs.items():
         try:
@@ -71,7 +74,16 @@ def unpack(results: Mapping[str, Any], file: object, advice: str) -> dict[str, A
     return {**{name: part for name, part in results.items() if name != "shared"}, "runs": runs}
 
 
-def to_json(results: Mapping[str, Any]) -> bytes:
+def _check_growth(packed: _PackedResults, file: object, advice: str) -> None:
+    """Refuse a small file whose metrics would fill the memory, because all of them refer to a large description."""
+    sizes = dict(enumerate(len(_dump(part)) for part in packed.shared))
+    metrics = [metric for run in packed.runs.values() for metric in run.metrics]
+    unpacked = sum(sizes.get(metric.facts, 0) + sizes.get(metric.hashes, 0) for metric in metrics)
+    if unpacked > MAX_GROWTH * (sum(sizes.values()) + METRIC_CHARACTERS * len(metrics)):
+        raise StorageError(f"{file} would have {unpacked:,} characters of descriptions when it is unpacked; {advice}")
+
+
+def encode_results(results: Mapping[str, Any]) -> bytes:
     """Return results as the content of a results file: packed, without spaces, one run per line."""
     packed = pack(results)
     runs = ",\n".join(f"{_dump(name)}:{_dump(run)}" for name, run in packed.pop("runs").items())

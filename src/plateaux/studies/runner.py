@@ -35,7 +35,7 @@ from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, environment
 from plateaux.storage.run_info import AutotuneInfo, DataInfo
-from plateaux.studies.packed_results import to_json
+from plateaux.studies.packed_results import encode_results
 from plateaux.studies.planning import RunSpec, Trial, plan_runs, plan_trials
 from plateaux.studies.results import RESULTS, cost_rows, read_results, to_stored
 from plateaux.studies.soup import evaluate_soup
@@ -165,7 +165,7 @@ class StudyRunner:
                 for trial in self.trials
             ]
             study = {"study": self.study.model_dump(mode="json"), "evaluation_hash": self.study.evaluation_hash()}
-            self.store.put(RESULTS, to_json({**study, "conditions": conditions, "runs": runs}))
+            self.store.put(RESULTS, encode_results({**study, "conditions": conditions, "runs": runs}))
 
     def _train(self, recipe: Recipe, root: Path, parent: Path | None) -> None:
         if recipe.executor.name != "mesh":
