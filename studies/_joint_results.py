@@ -148,6 +148,9 @@ def _accuracy(found: Found) -> list[tuple[str, str, str, str]]:
 def _detection(found: Found) -> list[tuple[str, str, str, str]]:
     sed, bma = choose(found)
     rows = []
+    for name in dict.fromkeys((sed, PAPERS)):
+        words = f"{name} with PDS detects better than BMA of {bma}, mean over all sets"
+        rows.append(_means_compared(found, words, name, bma))
     for on in ALL:
         pds = f"AUROC PDS, {on}"
         for name in dict.fromkeys((sed, PAPERS)):
@@ -173,7 +176,19 @@ def _lambda_and_size(found: Found) -> list[tuple[str, str, str, str]]:
 def _compared(
     found: Found, words: str, name: str, other: str, what: str, than: str | None = None
 ) -> tuple[str, str, str, str]:
-    here, there = found.numbers(name, what), found.numbers(other, than or what)
+    return _row(words, found.numbers(name, what), found.numbers(other, than or what))
+
+
+def _means_compared(found: Found, words: str, name: str, other: str) -> tuple[str, str, str, str]:
+    """Compare PDS of one method with BMA of another by their means over all sets, in every repetition."""
+    here, there = (
+        [_mean(each) for each in zip(*(found.numbers(method, f"AUROC {score}, {on}") for on in ALL), strict=True)]
+        for method, score in ((name, "PDS"), (other, "BMA"))
+    )
+    return _row(words, here, there)
+
+
+def _row(words: str, here: Sequence[float], there: Sequence[float]) -> tuple[str, str, str, str]:
     apart = paired_t_interval(here, there)
     opposite = "not reproduced: opposite"
     verdict = "reproduced" if apart.low > 0 else opposite if apart.high < 0 else "inconclusive"

@@ -48,6 +48,16 @@ def test_the_evidence_of_a_study_matches_its_results(study: str, number: int) ->
     assert (again.cases, again.precondition) == (found.cases, found.precondition)
 
 
+def test_the_evidence_of_the_joint_study_matches_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "studies")
+    joint, files = importlib.import_module("_joint_results"), importlib.import_module("_results")
+    numbers = joint.Found(files.read_numbers(ROOT / "studies" / "results" / "joint_cifar100.json", "joint_cifar100"))
+    found = read_evidence(CLAIMS[9], ROOT / "claims" / "evidence")
+    assert found is not None
+    assert joint.evidence(numbers).cases == found.cases
+    assert not set(joint.choose(numbers)) & set(joint.USE_UNLABELED)
+
+
 def test_a_table_with_another_number_or_without_marks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs")
     made = importlib.import_module("make_result_pages")
