@@ -79,6 +79,11 @@ class Compare(ConfigSection):
     log10: bool = False  # of every number, so that a difference is a log ratio
     also: tuple[dict[str, Any], ...] = ()  # changed keys for each secondary metric
     precondition: Number | None = None  # the minimum over all conditions and repetitions counts
+    required_effect: dict[str, Any] | None = None  # changed keys for the required effect of the claim
+
+    def changed(self, changes: Mapping[str, Any]) -> Compare:
+        """Return the comparison with other values of some keys."""
+        return Compare.model_validate({**self.model_dump(), **changes})
 
 
 class Claim(ConfigSection):
@@ -94,8 +99,11 @@ class Claim(ConfigSection):
     cases: tuple[str, ...] = ("as stated",)
     criterion: str
     criterion_fixed: Literal["before running", "after the first results"] = "before running"
+    registered: str = ""  # commit in which criterion, comparison and study were fixed
+    note: str = ""  # such as what was changed after a first test
     scale: str
     precondition: Precondition | None = None
+    required_effect: PrimaryMetric | None = None  # an effect without which the claim says nothing here
     primary: PrimaryMetric
     also: tuple[PrimaryMetric, ...] = ()  # secondary metrics; the primary metric decides
     compare: Compare | None = None  # needed if the study writes no evidence itself
@@ -135,6 +143,7 @@ class Evidence(ConfigSection):
     seconds: float | None = None
     commit: str = ""
     precondition: float | None = None
+    required_effect: MeasuredValue | None = None
     cases: dict[str, Case]
 
 
@@ -160,6 +169,10 @@ def judge_case(claim: Claim, evidence: Evidence | None, case: str) -> Verdict:
     if evidence is None or measured is None:
         return "not yet run"
     if claim.precondition and (evidence.precondition or 0.0) < claim.precondition.at_least:
+        return "not testable at this scale"
+    if claim.required_effect and (
+        evidence.required_effect is None or verdict(evidence.required_effect, claim.required_effect) != "reproduced"
+    ):
         return "not testable at this scale"
     if measured.by_theory is not None:
         return measured.by_theory
@@ -245,6 +258,8 @@ def _check_evidence(claim: Claim, evidence: Evidence, file: Path) -> None:
         )
     if claim.precondition and evidence.precondition is None:
         raise RecipeError(f"{file} has no value of the precondition: {claim.precondition.metric}")
+    if claim.required_effect and evidence.required_effect is None:
+        raise RecipeError(f"{file} has no value of the required effect: {claim.required_effect.metric}")
     for name, case in evidence.cases.items():
         if (case.by_theory is not None) is not claim.primary.by_theory:
             raise RecipeError(f"{file}, {name}: by_theory is only for claims with direction equal or within")

@@ -40,12 +40,16 @@ class ResultLike(Protocol):
 
 def build_evidence(claim: Claim, compare: Compare, results: Sequence[ResultLike]) -> Evidence:
     """Return the evidence for a claim from the results of a study."""
-    secondary = [Compare.model_validate({**compare.model_dump(), **changes}) for changes in compare.also]
+    secondary = [compare.changed(changes) for changes in compare.also]
     cases = {}
     for case in claim.cases:
         first, *others = [mean_with_interval(differences(each, case, results)) for each in (compare, *secondary)]
         cases[case] = Case(primary=(first,), also=tuple(others))
-    return Evidence(claim=claim.name, precondition=minimum(compare.precondition, results), cases=cases)
+    required = None
+    if compare.required_effect is not None:
+        required = mean_with_interval(differences(compare.changed(compare.required_effect), claim.cases[0], results))
+    lowest = minimum(compare.precondition, results)
+    return Evidence(claim=claim.name, precondition=lowest, required_effect=required, cases=cases)
 
 
 def differences(compare: Compare, case: str, results: Sequence[ResultLike]) -> list[float]:
