@@ -53,7 +53,7 @@ that produces Table 3. The tables that it prints have the paper's numbers next t
 ```bash
 plateaux study lu2024_figure7 --smoke     # at a tiny size: no result
 plateaux study lu2024_figure7 --dry-run   # its cost; needs no data
-plateaux study lu2024_figure7 --executor ray
+plateaux study lu2024_figure7 --executor ray --address auto
 plateaux report runs/lu2024_figure7       # its figures
 ```
 
@@ -76,8 +76,10 @@ ARITHMETIC = """## The arithmetic of three studies
   first half with it, which is trained once, and takes 3 x 100 x 2 = 600 more. The sum is
   9 x (600 + 1,053 + 600) = 20,277.
 - **SED, Table 1**: nine conditions, of which the members of a single model and of deep ensembles of 5 and of 50 are
-  shared: 6 runs and 1,650 passes of heads over cached features. The cost is that of the frozen network: 4 augmentations
-  of 1,281,167 images pass it once, for all runs, and the evaluation sets of about 3.1 million images once for each run.
+  shared: 6 runs and 1,650 passes of heads over cached features. The cost is that of the frozen network, which 4
+  augmentations of 1,281,167 images and the evaluation sets of about 3.1 million images pass once, for all runs; images
+  of ImageNet-C count twice, as test images and as OOD sets. A head has 1.4 million weights for 17 billion
+  multiplications of the network, so that 1,650 passes of heads cost as much as 0.13 passes of whole networks.
 - **Rethinking, Table 1**: 6 controls x 10 members x 100 epochs: 3 x 1,000 passes without and 3 x 2,000 with SAM, 9,000
   passes over 50,000 images, and 100 forward passes over them for the SAM-sharpness of every member.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import random
 import resource
@@ -29,9 +30,11 @@ from cases import distance, weights
 from rayable import counted
 from s3_server import Flaky, serving
 from toy_jobs import ToyJob
+from typer.testing import CliRunner
 from waiting import wait_until
 
 import plateaux
+from plateaux.cli.main import app
 from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
@@ -473,11 +476,13 @@ def test_evaluation_on_the_cluster_equals_a_single_process(nodes: Nodes, tmp_pat
 
 
 def test_smoke_of_a_paper_on_two_nodes(nodes: Nodes, tmp_path: Path) -> None:
-    study = smoke_study(Study.load("lu2024_table5_albert"), tmp_path / "generated")
-    executor = {"name": "ray", "address": nodes.address, "processes": 2}
-    options: dict[str, Any] = {"components": GIVEN, "filter_pattern": "*" if LONG else "method=SharpBalance*"}
-    there = StudyRunner(study, tmp_path / "ray", executor=executor, **options).run()
-    here = StudyRunner(study, tmp_path / "local", **options).run()
+    name, pattern = "lu2024_table5_albert", "*" if LONG else "method=SharpBalance*"
+    options = ["--executor", "ray", "--address", nodes.address, "--processes", "2", "--filter", pattern]
+    done = CliRunner().invoke(app, ["study", name, "--smoke", "--out", str(tmp_path / "ray"), *options])
+    assert done.exit_code == 0, done.output
+    there = json.loads((tmp_path / "ray" / "results.json").read_text())
+    study = smoke_study(Study.load(name), tmp_path / "ray" / "generated")
+    here = StudyRunner(study, tmp_path / "local", components=GIVEN, filter_pattern=pattern).run()
     assert len(there["runs"]) == len(here["runs"]) == (3 if LONG else 1)
     for name, run in here["runs"].items():
         assert there["runs"][name]["metrics"] == run["metrics"]  # of the same weights
