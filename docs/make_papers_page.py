@@ -80,6 +80,7 @@ ARITHMETIC = """## The arithmetic of three studies
   augmentations of 1,281,167 images and the evaluation sets of about 3.1 million images pass once, for all runs; images
   of ImageNet-C count twice, as test images and as OOD sets. A head has 1.4 million weights for 17 billion
   multiplications of the network, so that 1,650 passes of heads cost as much as 0.13 passes of whole networks.
+  Hours are a lower bound: they count operations, and 80,073 steps of an epoch in batches of 16 take longer than theirs.
 - **Rethinking, Table 1**: 6 controls x 10 members x 100 epochs: 3 x 1,000 passes without and 3 x 2,000 with SAM, 9,000
   passes over 50,000 images, and 100 forward passes over them for the SAM-sharpness of every member.
 """

@@ -5,7 +5,7 @@
 where samples per second is the speed of plain training of one member on one device. Data sets that are not on this
 machine have their published size. Members on a shared backbone train only their heads: a pass counts by the operations
 of the head, a forward pass of the backbone is added where its features are not cached, and otherwise once for every
-cached image.
+cached image. This is a lower bound: a step of a small head takes longer than its operations.
 """
 
 from __future__ import annotations
