@@ -25,6 +25,9 @@ def study(
         bool, typer.Option("--dry-run", help="Print the estimated cost; run and write nothing.")
     ] = False,
     executor: Annotated[str | None, typer.Option(help="local, mesh or ray.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster; by default a local one is started.")
+    ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Number of parallel processes.")] = None,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Try the whole study at a tiny size, on generated files; no result.")
@@ -57,19 +60,21 @@ def study(
     from plateaux.studies.study import Study
     from plateaux.studies.tables import declared_tables
 
+    if smoke and dry_run:
+        raise RecipeError(
+            "--smoke runs the study at a tiny size, and --dry-run estimates the full one: give one of them"
+        )
     loaded = Study.load(file)
     root = out or Path("runs") / (f"{loaded.name}-smoke" if smoke else loaded.name)
     section: dict[str, Any] = {"name": executor} if executor else {}
     section |= {"processes": processes} if processes else {}
-    options: dict[str, Any] = {
-        "components": Components(trust=tuple(trust or ())),
-        "filter_pattern": filter_,
-        "executor": section,
-    }
+    section |= {"address": address} if address else {}
+    components = Components(trust=(*(trust or ()), *([address] if address else ())))
+    options: dict[str, Any] = {"components": components, "filter_pattern": filter_, "executor": section}
     if smoke:
         from plateaux.studies.smoke import smoke_study
 
-        loaded = smoke_study(loaded, root / "generated")
+        loaded = smoke_study(loaded, root / "generated", components)
     if dry_run:
         runner = StudyRunner(loaded, root, **options)
         _check_filter(runner, filter_)
