@@ -53,6 +53,9 @@ def head(x: Tensor, y: Tensor, limit: int | None) -> InMemorySource:
     return InMemorySource(x[:count].clone(), y[:count].clone()) if count < len(y) else InMemorySource(x, y)
 
 
+Range = tuple[int, int | None]  # number of the first sample, and how many
+
+
 def take(x: Tensor, y: Tensor, start: int, limit: int | None) -> InMemorySource:
     """Return `limit` samples from number `start` on, or all of them if `limit` is None."""
     if start >= len(y):

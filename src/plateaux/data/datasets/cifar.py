@@ -17,7 +17,16 @@ from torch import Tensor
 from plateaux.core.errors import DataError
 from plateaux.core.ranges import Count, CountOrZero, Number, Positive
 from plateaux.core.registry import dataset
-from plateaux.data.files import check_labels, data_root, missing_data_error, per_channel, read_lines, take, try_read
+from plateaux.data.files import (
+    Range,
+    check_labels,
+    data_root,
+    missing_data_error,
+    per_channel,
+    read_lines,
+    take,
+    try_read,
+)
 from plateaux.data.sources import DataSplits
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -83,7 +92,6 @@ class _Layout:
 
 
 Images = tuple[Tensor, Tensor]  # uint8 [N, 3, 32, 32], int64 [N]
-Range = tuple[int, int | None]  # number of the first sample, and how many
 Pair = tuple[Sequence[float] | None, Sequence[float] | None]
 
 
