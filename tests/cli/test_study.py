@@ -467,6 +467,15 @@ def test_a_smoke_test_has_no_dry_run(file: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_an_address_needs_an_executor_with_a_cluster(file: Path, tmp_path: Path) -> None:
+    for command in (["study", str(file)], ["train", "quickstart"]):
+        words = [*command, "--address", "127.0.0.1:6379", "--out", str(tmp_path / "out")]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 2
+        assert "the executor is 'local': add --executor ray" in done.stderr
+        assert not (tmp_path / "out" / "runs").exists()
+
+
 def test_a_dry_run_is_shown_to_a_person(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")

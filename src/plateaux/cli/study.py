@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plateaux.cli.common import AsJson, Trust, error_console, print_result
+from plateaux.cli.common import AsJson, Trust, check_address_option, error_console, print_result
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import format_duration, format_size
 
@@ -77,7 +77,7 @@ def study(
         loaded = smoke_study(loaded, root / "generated", components)
     if dry_run:
         runner = StudyRunner(loaded, root, **options)
-        _check_filter(runner, filter_)
+        _check_options(runner, filter_, address)
         runner.check(data=False)
         estimate = CostEstimate(runner, images_per_second=images_per_second)
         _print_costs(estimate.all(), as_json, sorted(estimate.missing_data))
@@ -85,7 +85,7 @@ def study(
     if not results_only:
         with live_progress(error_console()) as progress:
             runner = StudyRunner(loaded, root, progress=progress, **options)
-            _check_filter(runner, filter_)
+            _check_options(runner, filter_, address)
             runner.run()
     results = results_from_study(root)
     tables = (
@@ -98,7 +98,9 @@ def study(
     print_result(as_json, plain, lambda: [*(table.to_rich() for table in tables), *note] or ["no run has finished"])
 
 
-def _check_filter(runner: "StudyRunner", pattern: str) -> None:
+def _check_options(runner: "StudyRunner", pattern: str, address: str | None) -> None:
+    for spec in runner.runs[:1]:
+        check_address_option(address, runner.training_recipe(spec), runner.components.trust)
     if not runner.wanted:
         names = "\n  ".join(str(trial) for trial in runner.trials[:10])
         raise RecipeError(f"--filter {pattern}: no condition matches. The conditions are\n  {names}")
