@@ -125,7 +125,7 @@ def test_without_the_required_effect_a_claim_is_untestable() -> None:
         (around(-1, 0.5), "not testable at this scale"),
         (None, "not testable at this scale"),
     ):
-        found = evidence(around(2, 0.5), required_effect=required)
+        found = evidence(cases={STATED: Case(primary=(around(2, 0.5),), required_effect=required)})
         assert judge_case(needs_sam, found, STATED) == judged
 
 

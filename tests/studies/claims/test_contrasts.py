@@ -57,9 +57,17 @@ def test_a_required_effect_is_another_comparison_of_the_same_study() -> None:
     required = {"conditions": {STATED: SAM}, "baseline": {"method": "plain"}, "same": ()}
     results = [*PAIRED, *plain]
     found = build_evidence(claim(), COMPARE.model_copy(update={"required_effect": required}), results)
-    assert found.required_effect is not None
-    assert found.required_effect.value == pytest.approx(15)  # of 10 and 20 points
-    assert found.cases[STATED].primary[0].value == pytest.approx(1.5)
+    (case,) = found.cases.values()
+    assert case.required_effect is not None
+    assert case.required_effect.value == pytest.approx(15)  # of 10 and 20 points
+    assert case.primary[0].value == pytest.approx(1.5)
+
+
+def test_cases_without_results_are_not_yet_run() -> None:
+    asked = claim(cases=[STATED, "another rule"])
+    conditions = {STATED: {"method": "ours"}, "another rule": {"method": "theirs"}}
+    found = build_evidence(asked, COMPARE.model_copy(update={"conditions": conditions}), PAIRED)
+    assert ClaimEntry(asked, found).verdicts == {STATED: "inconclusive", "another rule": "not yet run"}
 
 
 def test_one_repetition_has_no_interval() -> None:

@@ -132,6 +132,7 @@ class Case(ConfigSection):
     primary: tuple[MeasuredValue, ...] = Field(min_length=1)
     also: tuple[MeasuredValue, ...] = ()
     by_theory: Literal["reproduced", "not reproduced", "inconclusive"] | None = None
+    required_effect: MeasuredValue | None = None
 
 
 class Evidence(ConfigSection):
@@ -143,7 +144,6 @@ class Evidence(ConfigSection):
     seconds: float | None = None
     commit: str = ""
     precondition: float | None = None
-    required_effect: MeasuredValue | None = None
     cases: dict[str, Case]
 
 
@@ -170,13 +170,15 @@ def judge_case(claim: Claim, evidence: Evidence | None, case: str) -> Verdict:
         return "not yet run"
     if claim.precondition and (evidence.precondition or 0.0) < claim.precondition.at_least:
         return "not testable at this scale"
-    if claim.required_effect and (
-        evidence.required_effect is None or verdict(evidence.required_effect, claim.required_effect) != "reproduced"
-    ):
+    if claim.required_effect and not _has_effect(measured.required_effect, claim.required_effect):
         return "not testable at this scale"
     if measured.by_theory is not None:
         return measured.by_theory
     return weakest_verdict([verdict(value, claim.primary, claim.existential) for value in measured.primary])
+
+
+def _has_effect(measured: MeasuredValue | None, metric: PrimaryMetric) -> bool:
+    return measured is not None and verdict(measured, metric) == "reproduced"
 
 
 def verdict(measured: MeasuredValue, metric: PrimaryMetric, existential: bool = False) -> Verdict:
@@ -258,9 +260,9 @@ def _check_evidence(claim: Claim, evidence: Evidence, file: Path) -> None:
         )
     if claim.precondition and evidence.precondition is None:
         raise RecipeError(f"{file} has no value of the precondition: {claim.precondition.metric}")
-    if claim.required_effect and evidence.required_effect is None:
-        raise RecipeError(f"{file} has no value of the required effect: {claim.required_effect.metric}")
     for name, case in evidence.cases.items():
+        if claim.required_effect and case.required_effect is None:
+            raise RecipeError(f"{file}, {name}: there is no value of {claim.required_effect.metric}, which is required")
         if (case.by_theory is not None) is not claim.primary.by_theory:
             raise RecipeError(f"{file}, {name}: by_theory is only for claims with direction equal or within")
         if len(case.also) not in (0, len(claim.also)):

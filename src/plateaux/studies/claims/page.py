@@ -61,14 +61,25 @@ def section(entry: ClaimEntry) -> Iterator[str]:
         measured = f"; here {evidence.precondition:.4g}" if evidence and evidence.precondition is not None else ""
         yield f"- **Precondition**: {claim.precondition.metric}, at least {claim.precondition.at_least:g}{measured}."
     if claim.required_effect:
-        found = evidence.required_effect if evidence else None
-        measured = f"; here {format_values([found], claim.required_effect.unit)}" if found else ""
-        yield f"- **Required effect**: {_metric_text(claim.required_effect)}{measured}."
+        yield f"- **Required effect**: {_metric_text(claim.required_effect)}{_required_effects(entry)}."
     yield f"- **Scale**: {claim.scale}."
     if claim.note:
         yield f"- **Note**: {claim.note}"
     yield f"- **Consistent with the paper's own tables**: {claim.consistent_with_own_tables}. {claim.why}"
     yield f"- **Reproduce**: {_reproduce(entry)}"
+
+
+def _required_effects(entry: ClaimEntry) -> str:
+    """Return the required effect in every case that was measured; equal ones once."""
+    cases = entry.evidence.cases.items() if entry.evidence else ()
+    unit = entry.claim.required_effect.unit if entry.claim.required_effect else ""
+    by_text: dict[str, list[str]] = {}
+    for name, case in cases:
+        if case.required_effect:
+            by_text.setdefault(format_values([case.required_effect], unit), []).append(name)
+    if len(by_text) == 1:
+        return f"; here {next(iter(by_text))}"
+    return "".join(f"; {', '.join(names)}: {text}" for text, names in by_text.items())
 
 
 def format_values(values: Sequence[MeasuredValue], unit: str = "") -> str:
