@@ -79,7 +79,7 @@ class Compare(ConfigSection):
     log10: bool = False  # of every number, so that a difference is a log ratio
     also: tuple[dict[str, Any], ...] = ()  # changed keys for each secondary metric
     precondition: Number | None = None  # the minimum over all conditions and repetitions counts
-    required_effect: dict[str, Any] | None = None  # changed keys for the required effect of the claim
+    required_effect: dict[str, Any] | None = None  # changed keys for the required effect; difference_from is left out
 
     def changed(self, changes: Mapping[str, Any]) -> Compare:
         """Return the comparison with other values of some keys."""

@@ -41,7 +41,9 @@ class ResultLike(Protocol):
 def build_evidence(claim: Claim, compare: Compare, results: Sequence[ResultLike]) -> Evidence:
     """Return the evidence for a claim from the results of a study."""
     compared = [compare, *(compare.changed(changes) for changes in compare.also)]
-    required = None if compare.required_effect is None else compare.changed(compare.required_effect)
+    required = None
+    if compare.required_effect is not None:
+        required = compare.changed({"difference_from": None, **compare.required_effect})
     cases = {}
     for case in _measured_cases(claim, compare, results):
         first, *others = [mean_with_interval(differences(each, case, results)) for each in compared]
