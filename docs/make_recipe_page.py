@@ -71,6 +71,8 @@ MEANINGS = {
     "data.flip": "flip half of the images horizontally, at random",
     "data.mixup": "alpha of mixup; 0 turns it off",
     "data.cutmix": "alpha of cutmix; 0 turns it off",
+    "data.label_noise": "symmetric label noise: this fraction of the training labels is replaced by another class, "
+    "drawn from the seed of the run; a validation split has it too, test labels stay as they are",
     "data.bootstrap": "bagging: every member trains on its own bootstrap sample, drawn with replacement; its size is "
     "this fraction of the training samples (1.0: as many draws as samples); see "
     "[sources of diversity](../guides/sources-of-diversity.md)",

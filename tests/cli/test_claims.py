@@ -302,6 +302,20 @@ def test_a_section_tells_what_was_asked_what_was_found_and_how_to_get_it_again()
     assert "|  | members, claimed < 2 | 1 | 3 (no interval) |  |" in failed  # what cannot be tested is not judged
 
 
+def test_a_section_states_the_required_effect_and_where_the_criterion_was_registered() -> None:
+    required = {"metric": "SAM minus plain", "unit": "percentage points", "direction": "above", "paper": "+1"}
+    asked = claim(required_effect=required, registered="abc", note="Repetitions were cut.")
+    case = Case(primary=(around(1, 0.5),), required_effect=around(2, 1))
+    text = "\n".join(section(ClaimEntry(asked, evidence(cases={STATED: case}))))
+    assert "fixed before running (commit abc): above zero" in text
+    assert "**Required effect**: SAM minus plain, claimed > 0; here 2 (1 to 3) percentage points." in text
+    assert "**Note**: Repetitions were cut." in text
+    two = asked.model_copy(update={"cases": (STATED, "again")})
+    other = case.model_copy(update={"required_effect": around(0, 1)})
+    text = "\n".join(section(ClaimEntry(two, evidence(cases={STATED: case, "again": other}))))
+    assert "; as stated: 2 (1 to 3) percentage points; again: 0 (-1 to 1) percentage points." in text
+
+
 def test_the_page_counts_its_verdicts() -> None:
     entries = [ClaimEntry(claim(), evidence(around(1.5, 1))), ClaimEntry(claim(number=2)), ClaimEntry(claim(number=3))]
     assert "3 claims, 3 cases: 1 reproduced, 2 not yet run." in page(entries)

@@ -20,13 +20,15 @@ from cases import GIVEN
 from typer.testing import CliRunner
 
 from plateaux.cli.main import app
+from plateaux.config.builders.data import build_data
+from plateaux.config.builders.model import build_members
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DivergedError, RecipeError, RunError
 from plateaux.core.progress import MemberUpdate, Message, ProgressEvent
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.studies.comparison import Comparison
-from plateaux.studies.cost_estimate import CostEstimate
+from plateaux.studies.cost_estimate import CostEstimate, count_operations, first_sample, network_cost
 from plateaux.studies.results import ResultRow, read_results, results_from_study
 from plateaux.studies.runner import AUTOTUNE, StudyRunner
 from plateaux.studies.study import Study
@@ -335,8 +337,9 @@ def test_a_study_killed_at_random_and_restarted_trains_nothing_twice(tmp_path: P
         assert killed["runs"][run]["log"] == entry["log"]
 
 
-def reckoned(what: Study, root: Path, **options: Any) -> list[Any]:
-    return CostEstimate(StudyRunner(what, root, components=GIVEN, **options)).all()
+def reckoned(what: Study, root: Path, *, images_per_second: float | None = None, **options: Any) -> list[Any]:
+    runner = StudyRunner(what, root, components=GIVEN, **options)
+    return CostEstimate(runner, images_per_second=images_per_second).all()
 
 
 def test_a_reckoning_knows_passes_spans_and_what_is_done(tmp_path: Path) -> None:
@@ -381,6 +384,47 @@ def test_samples_from_elsewhere_are_reckoned(tmp_path: Path) -> None:
     assert with_ood.evaluation == pytest.approx(2 * (len(load_digits().test) + 30) / 3)
 
 
+HEADS = {"name": "mlp", "hidden_sizes": [7, 6], "backbone": "4", "head": "linear"}
+
+
+def digits_with(**model: Any) -> dict[str, Any]:
+    data = {"name": "digits", "limit": 30, "test_limit": 12, "batch_size": 10, "crop": 1}
+    return {**BASE, "data": data, "model": {**HEADS, **model}, "method": {"name": "deep_ensemble"}}
+
+
+def test_the_cost_of_a_network_is_that_of_its_layers() -> None:
+    recipe = Recipe.from_dict(digits_with())
+    (module,) = build_members(recipe, data := build_data(recipe), [0])
+    found = network_cost(module, data)
+    backbone, head = 64 * 7 + 7 * 6, 6 * 10  # multiplications and additions of the layers
+    assert found.shared == pytest.approx(backbone / (backbone + head))
+    assert (found.shared_bytes, found.own_bytes) == (4 * (backbone + 7 + 6), 4 * (head + 10))
+    assert found.weight_bytes(5) == found.shared_bytes + 5 * found.own_bytes
+    assert count_operations(module, first_sample(data)) == 2 * (backbone + head)
+    whole = Recipe.from_dict(digits_with(backbone=None, head="own"))
+    (module,) = build_members(whole, data, [0])
+    assert network_cost(module, data).shared == 0
+
+
+def test_members_on_a_backbone_are_reckoned_by_their_heads_and_cached_features_once(tmp_path: Path) -> None:
+    own = 60 / (64 * 7 + 7 * 6 + 60)
+    grid = {"optimizer.lr": [0.1, 0.2]}
+    passes = 2 * 4 * 30  # of single samples, by 2 members in 4 epochs
+    plain = reckoned(study(base=digits_with(), grid=grid), tmp_path, images_per_second=10)
+    each = passes * (own + (1 - own) / 3) + 2 * 12 / 3  # every member passes the backbone
+    assert [cost.device_seconds for cost in plain] == pytest.approx([each / 10, each / 10])
+    base = digits_with(cache_features=True, cached_augmentations=4)
+    first, second = reckoned(study(base=base, grid=grid), tmp_path, images_per_second=10)
+    heads = passes * own + 2 * own * 12 / 3
+    features = (4 * 30 + 12) * (1 - own) / 3  # four augmentations of a training image, one test image
+    assert first.device_seconds == pytest.approx((heads + features) / 10)
+    assert second.device_seconds == pytest.approx(heads / 10)
+    assert first.bytes == second.bytes == 4 * (64 * 7 + 7 + 7 * 6 + 6) + 2 * 4 * (60 + 10)
+    base["data"] = {**base["data"], "crop": 0}
+    (still, _) = reckoned(study(base=base, grid=grid), tmp_path, images_per_second=10)
+    assert still.device_seconds == pytest.approx((heads + (30 + 12) * (1 - own) / 3) / 10)
+
+
 def test_a_mesh_is_started_for_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, list[str]]] = []
     monkeypatch.setattr("plateaux.studies.runner.run_torchrun", lambda *words, **_: calls.append(words) or 3)
@@ -414,6 +458,22 @@ def test_a_dry_run_runs_nothing_and_writes_nothing(file: Path, tmp_path: Path) -
     told = json.loads(done.stdout)
     assert told["passes"] == 2 * 4 + 2 * 8
     assert [run["conditions"] for run in told["runs"]] == [["rho=0.0 #0"], ["rho=0.1 #0"]]
+
+
+def test_a_smoke_test_has_no_dry_run(file: Path, tmp_path: Path) -> None:
+    done = call(file, "--out", tmp_path / "out", "--smoke", "--dry-run")
+    assert done.exit_code == 2
+    assert "give one of them" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_address_needs_an_executor_with_a_cluster(file: Path, tmp_path: Path) -> None:
+    for command in (["study", str(file)], ["train", "quickstart"]):
+        words = [*command, "--address", "127.0.0.1:6379", "--out", str(tmp_path / "out")]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 2
+        assert "the executor is 'local': add --executor ray" in done.stderr
+        assert not (tmp_path / "out" / "runs").exists()
 
 
 def test_a_dry_run_is_shown_to_a_person(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from plateaux.config.recipe import Recipe
-from plateaux.core.errors import DataError, RecipeError
+from plateaux.core.errors import DataError, RecipeError, RunError
 from plateaux.core.registry import dataset
 from plateaux.core.row_names import ALL_MEMBERS, row_name
 from plateaux.data.sources import DataSplits, Source, from_tensors
@@ -70,7 +70,7 @@ def test_scores_are_those_of_the_logits(run: Path, monkeypatch: pytest.MonkeyPat
     def strange(name: str, of: str, _: object = None) -> EvalSplit:
         return EvalSplit(name, of, lambda *_: (Upside(), torch.arange(60)), labeled=False)
 
-    monkeypatch.setattr(import_module("plateaux.evaluation.ood"), "ood_split", strange)
+    monkeypatch.setattr(import_module("plateaux.evaluation.splits"), "ood_split", strange)
     (found,) = detect_ood(run, {"far": ["upside"]})
     ensemble = load(run)
     inside, outside = ensemble.logits(data.test.x), ensemble.logits(other)
@@ -170,6 +170,9 @@ def test_corruptions_of_the_own_samples_are_sets(tmp_path: Path) -> None:
     found = detect_ood(tmp_path / "run", {"C-5": ["corrupted:all:5"]})
     assert len(found) == 15 + 1
     assert found[0].split == "corrupted:gaussian_noise:5 (C-5)"
+    assert found[0].data["outside"]["source"] == "published files"
     assert found[-1].split == "mean of C-5 (15 sets)"
+    with pytest.raises(RunError, match="There is no corruption called 'fogg'"):
+        detect_ood(tmp_path / "run", {"C-5": ["corrupted:fogg:5"]})
     auroc = row_name(ALL_MEMBERS, "energy", "auroc")
     assert found[-1].rows[auroc].value == pytest.approx(np.mean([each.rows[auroc].value for each in found[:-1]]))

@@ -52,6 +52,26 @@ def test_mce_is_the_mean_of_ratios_to_the_baseline() -> None:
         robustness(measured(), {"fog": baseline["fog"]})
 
 
+def test_other_metrics_have_means_over_all_and_by_severity() -> None:
+    losses = {("fog", 1): 0.2, ("fog", 5): 1.0, ("snow", 1): 0.4, ("snow", 5): 2.4}
+    results = [
+        MetricResult("nll", f"{kind} {level}", {"member 0": Estimate(loss, 0.1), "member 0 · class 3": Estimate(9.0)},
+                     False, {}, {"name": "cifar10", "source": "generated", "corruption": kind, "severity": level})
+        for (kind, level), loss in losses.items()
+    ]  # fmt: skip
+    summary, error, found = robustness([*measured(), *results])
+    assert (summary.metric, error.metric) == ("accuracy under corruption", "mean corruption error (not normalized)")
+    assert (found.metric, found.split, found.higher_is_better) == ("nll under corruption", "corrupted", False)
+    # (0.2 + 1.0 + 0.4 + 2.4) / 4, (0.2 + 0.4) / 2 and (1.0 + 2.4) / 2; classes are left out
+    by_hand = {"member 0": 1.0, "member 0 · severity 1": 0.3, "member 0 · severity 5": 1.7}
+    assert {name: value.value for name, value in found.rows.items()} == pytest.approx(by_hand)
+    assert found.rows["member 0"].stderr == pytest.approx(0.1)
+    assert found.data == {
+        "name": "cifar10", "source": "generated", "corruptions": ["fog", "snow"], "severities": [1, 5]
+    }  # fmt: skip
+    assert robustness(results) == [found]
+
+
 def test_without_corruption_there_is_nothing_to_sum_up() -> None:
     assert robustness([]) == []
 

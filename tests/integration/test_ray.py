@@ -29,9 +29,11 @@ from cases import distance, weights
 from rayable import counted
 from s3_server import Flaky, serving
 from toy_jobs import ToyJob
+from typer.testing import CliRunner
 from waiting import wait_until
 
 import plateaux
+from plateaux.cli.main import app
 from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
@@ -44,6 +46,7 @@ from plateaux.distributed.ray_worker import RayWorker
 from plateaux.evaluation.options import EvalOptions
 from plateaux.models.architectures.resnet import resnet8
 from plateaux.storage.run import Run
+from plateaux.studies.results import read_results
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.smoke import smoke_study
 from plateaux.studies.study import Study
@@ -472,15 +475,43 @@ def test_evaluation_on_the_cluster_equals_a_single_process(nodes: Nodes, tmp_pat
     assert kept[0].data["logits"] == "cached, float32"
 
 
+DIGITS_STUDY = """
+question = "Does a cluster change a study?"
+repetitions = 1
+grid = { "method.rho" = [0.0, 0.1] }
+evaluate = { metrics = ["accuracy", "nll"] }
+
+[base]
+members = 2
+data = { name = "digits", limit = 100, test_limit = 50 }
+model = { name = "mlp" }
+method = { name = "sam", rho = 0.0 }
+optimizer = { name = "SGD", lr = 0.1 }
+train = { epochs = 1 }
+"""
+
+
+def test_a_study_on_two_nodes_equals_a_local_one(nodes: Nodes, tmp_path: Path) -> None:
+    file = tmp_path / "digits.toml"
+    file.write_text(DIGITS_STUDY)
+    compare_study_on_cluster(str(file), Study.load(file), tmp_path, nodes, runs=2)
+
+
+@pytest.mark.skipif(not LONG, reason="two minutes: PLATEAUX_LONG=1 runs it")
 def test_smoke_of_a_paper_on_two_nodes(nodes: Nodes, tmp_path: Path) -> None:
-    study = smoke_study(Study.load("lu2024_table5_albert"), tmp_path / "generated")
-    executor = {"name": "ray", "address": nodes.address, "processes": 2}
-    options: dict[str, Any] = {"components": GIVEN, "filter_pattern": "*" if LONG else "method=SharpBalance*"}
-    there = StudyRunner(study, tmp_path / "ray", executor=executor, **options).run()
-    here = StudyRunner(study, tmp_path / "local", **options).run()
-    assert len(there["runs"]) == len(here["runs"]) == (3 if LONG else 1)
-    for name, run in here["runs"].items():
-        assert there["runs"][name]["metrics"] == run["metrics"]  # of the same weights
+    study = smoke_study(Study.load("lu2024_table5_albert"), tmp_path / "ray" / "generated")
+    compare_study_on_cluster("lu2024_table5_albert", study, tmp_path, nodes, "--smoke", runs=3)
+
+
+def compare_study_on_cluster(name: str, study: Study, folder: Path, nodes: Nodes, *options: str, runs: int) -> None:
+    cluster = ["--executor", "ray", "--address", nodes.address, "--processes", "2"]
+    done = CliRunner().invoke(app, ["study", name, *options, "--out", str(folder / "ray"), *cluster])
+    assert done.exit_code == 0, done.output
+    there = read_results(folder / "ray")
+    here = StudyRunner(study, folder / "local", components=GIVEN).run()
+    assert len(there["runs"]) == len(here["runs"]) == runs
+    for run, results in here["runs"].items():
+        assert there["runs"][run]["metrics"] == results["metrics"]  # of the same weights
 
 
 def test_errors_during_evaluation_are_reported_unchanged(nodes: Nodes) -> None:

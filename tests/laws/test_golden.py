@@ -224,6 +224,7 @@ SEED_LABELS = {
         "from",
         "init",
         "input_curvature",
+        "label noise",
         "landscape",
         "meeting",
     ),

@@ -8,11 +8,14 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import Script
+from scipy import stats
 
 from plateaux.studies.claims.claim import read_evidence
 from plateaux.studies.claims.contrasts import build_evidence
+from plateaux.studies.packed_results import UNPACKED_FORMAT
 from plateaux.studies.results import results_from_study
 from tests.studies.claims.test_claim import CLAIMS
 
@@ -67,6 +70,37 @@ def test_a_table_with_another_number_or_without_marks_is_found(monkeypatch: pyte
     assert made.with_tables(page.replace("79.65", "79.66"), tables) == page
     with pytest.raises(SystemExit, match="lacks its marks"):
         made.with_tables(page.replace("begin tables", "begin"), tables)
+
+
+def test_the_power_calculation_agrees_with_a_simulation(script: Script) -> None:
+    done = script(ROOT / "studies" / "power.py", "--effect", "1", "--sd", "0.7")
+    number = int(done.stdout.splitlines()[-1].split("|")[2])
+    rng = np.random.default_rng(0)
+    power = {}
+    for count in (number - 1, number):
+        drawn = rng.normal(1.0, 0.7, (40_000, count))
+        half = stats.t.ppf(0.975, count - 1) * drawn.std(1, ddof=1) / count**0.5
+        power[count] = np.mean(np.abs(drawn.mean(1)) > half)
+    assert power[number - 1] < 0.9 - 0.005 < 0.9 <= power[number] + 0.005  # three standard errors of the simulation
+
+
+def test_settings_are_chosen_by_their_mean_on_held_out_images(tmp_path: Path, script: Script) -> None:
+    accuracies = {("SAM", 0.1): (0.50, 0.52), ("SAM", 0.2): (0.56, 0.50), ("paper", 0.1): (0.4, 0.4)}
+    runs, conditions = {}, []
+    for (method, rho), values in accuracies.items():
+        for repetition, value in enumerate(values):
+            name = f"{method}-{rho}-{repetition}"
+            rows = {"ensemble (mean probability)": {"value": value, "stderr": None}}
+            held_out = {"metric": "accuracy", "split": "validation", "rows": rows, "higher_is_better": True}
+            runs[name] = {"metrics": [held_out, {**held_out, "split": "test"}], "costs": {}}
+            conditions.append({"run": name, "condition": {"method": method, "rho": rho}, "repetition": repetition})
+    (tmp_path / "results.json").write_text(
+        json.dumps({"format": UNPACKED_FORMAT, "conditions": conditions, "runs": runs})
+    )
+    printed = script(ROOT / "studies" / "choose_settings.py", str(tmp_path)).stdout
+    assert "| SAM | 0.1 | 51.00 | 50.00, 52.00 |" in printed
+    assert "| SAM | 0.2 | **53.00** | 56.00, 50.00 |" in printed
+    assert "| paper | 0.1 | **40.00** |" in printed
 
 
 @pytest.mark.slow

@@ -10,12 +10,13 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from digit_runs import train_digits
+from waiting import wait_until
 
 import plateaux
 
@@ -63,18 +64,17 @@ def running(bundle: Path, folder: Path, *options: object, **environment: str) ->
 
 
 def _wait_until_ready(process: subprocess.Popen[str], log: Path) -> str:
-    for _ in range(1200):
+    def find_ready() -> str | None:
         assert process.poll() is None, log.read_text()
         found = re.search(r"on (http://[^\s]+)", log.read_text())
-        if found:
-            try:
+        with suppress(OSError):
+            if found:
                 with urllib.request.urlopen(f"{found[1]}/v2/health/ready", timeout=60) as response:
                     assert response.status == 200
                 return found[1]
-            except OSError:
-                pass
-        time.sleep(0.05)
-    raise AssertionError(log.read_text())
+        return None
+
+    return wait_until(find_ready)
 
 
 @pytest.fixture(scope="session")

@@ -161,6 +161,19 @@ def trusted_names(trust: Sequence[str] | None, recipe: Recipe, overrides: Sequen
     return (*(trust or ()), *([recipe.executor.address] if is_own and recipe.executor.address else []))
 
 
+def check_address_option(address: str | None, recipe: Recipe, trust: Sequence[str] | None) -> None:
+    """Raise RecipeError if `--address` was given and the executor does not connect to a cluster."""
+    from plateaux.config.schema import accepts
+    from plateaux.core import registry
+
+    name = recipe.executor.name
+    if address and not accepts(registry.executor.get(name, allow=tuple(trust or ())), "address"):
+        raise errors.RecipeError(
+            f"--address {address} is for a Ray cluster, but the executor is {name!r}: add --executor ray, or leave out "
+            "--address"
+        )
+
+
 def torchrun(processes: int) -> int:
     """Run this command again in every process of the mesh."""
     return run_torchrun(processes, sys.argv[1:])

@@ -90,7 +90,7 @@ def evaluate(
     from plateaux.config.components import Components
     from plateaux.evaluation.ood import parse_ood_suites
     from plateaux.evaluation.robustness import read_baseline
-    from plateaux.evaluation.splits import ood_split
+    from plateaux.evaluation.splits import ood_splits
     from plateaux.evaluation.tables import to_markdown
 
     if changes and executor is None:
@@ -99,10 +99,12 @@ def evaluate(
         flag = "--calibrated" if calibrated else "--cascade"
         raise RecipeError(f"{flag} does not support --executor, --members, --limit; leave them out")
     texts = [*(ood or []), *(more or [])]
-    suites, skip_missing = parse_ood_suites(texts, plateaux.Run.open(run).info.data.name) if texts else ({}, False)
+    opened = plateaux.Run.open(run)
+    suites, skip_missing = parse_ood_suites(texts, opened.info.data.name) if texts else ({}, False)
     baseline_errors = read_baseline(baseline) if baseline else None
     for name in [] if skip_missing else [name for datasets in suites.values() for name in datasets]:
-        ood_split(name, "", Components(trust=tuple(trust or ())))  # fail on a wrong name before hours of work
+        # Fail on a wrong name before hours of work.
+        ood_splits(opened.recipe, opened.info.data, name, "", Components(trust=tuple(trust or ())))
     if executor == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(processes))
     options = EvalOptions(

@@ -20,6 +20,7 @@ from plateaux.cli.common import (
     AsJson,
     Changes,
     Trust,
+    check_address_option,
     configure_logging,
     error_console,
     handle_errors,
@@ -133,6 +134,7 @@ def train(
     file = recipe_file(recipe)
     loaded = plateaux.Recipe.load(file, overrides)
     trusted = trusted_names(trust, loaded, overrides)
+    check_address_option(address, loaded, trusted)
     root = out or Path("runs") / Path(recipe).stem
     if loaded.executor.name == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(loaded.executor.processes))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plateaux.cli.common import AsJson, Trust, error_console, print_result
+from plateaux.cli.common import AsJson, Trust, check_address_option, error_console, print_result
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import format_duration, format_size
 
@@ -25,6 +25,9 @@ def study(
         bool, typer.Option("--dry-run", help="Print the estimated cost; run and write nothing.")
     ] = False,
     executor: Annotated[str | None, typer.Option(help="local, mesh or ray.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster; by default a local one is started.")
+    ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Number of parallel processes.")] = None,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Try the whole study at a tiny size, on generated files; no result.")
@@ -57,22 +60,24 @@ def study(
     from plateaux.studies.study import Study
     from plateaux.studies.tables import declared_tables
 
+    if smoke and dry_run:
+        raise RecipeError(
+            "--smoke runs the study at a tiny size, and --dry-run estimates the full one: give one of them"
+        )
     loaded = Study.load(file)
     root = out or Path("runs") / (f"{loaded.name}-smoke" if smoke else loaded.name)
     section: dict[str, Any] = {"name": executor} if executor else {}
     section |= {"processes": processes} if processes else {}
-    options: dict[str, Any] = {
-        "components": Components(trust=tuple(trust or ())),
-        "filter_pattern": filter_,
-        "executor": section,
-    }
+    section |= {"address": address} if address else {}
+    components = Components(trust=(*(trust or ()), *([address] if address else ())))
+    options: dict[str, Any] = {"components": components, "filter_pattern": filter_, "executor": section}
     if smoke:
         from plateaux.studies.smoke import smoke_study
 
-        loaded = smoke_study(loaded, root / "generated")
+        loaded = smoke_study(loaded, root / "generated", components)
     if dry_run:
         runner = StudyRunner(loaded, root, **options)
-        _check_filter(runner, filter_)
+        _check_options(runner, filter_, address)
         runner.check(data=False)
         estimate = CostEstimate(runner, images_per_second=images_per_second)
         _print_costs(estimate.all(), as_json, sorted(estimate.missing_data))
@@ -80,7 +85,7 @@ def study(
     if not results_only:
         with live_progress(error_console()) as progress:
             runner = StudyRunner(loaded, root, progress=progress, **options)
-            _check_filter(runner, filter_)
+            _check_options(runner, filter_, address)
             runner.run()
     results = results_from_study(root)
     tables = (
@@ -93,7 +98,9 @@ def study(
     print_result(as_json, plain, lambda: [*(table.to_rich() for table in tables), *note] or ["no run has finished"])
 
 
-def _check_filter(runner: "StudyRunner", pattern: str) -> None:
+def _check_options(runner: "StudyRunner", pattern: str, address: str | None) -> None:
+    for spec in runner.runs[:1]:
+        check_address_option(address, runner.training_recipe(spec), runner.components.trust)
     if not runner.wanted:
         names = "\n  ".join(str(trial) for trial in runner.trials[:10])
         raise RecipeError(f"--filter {pattern}: no condition matches. The conditions are\n  {names}")

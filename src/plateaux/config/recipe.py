@@ -49,6 +49,7 @@ class DataConfig(PluginSection):
     flip: bool = False
     mixup: NonNegative = 0.0
     cutmix: NonNegative = 0.0
+    label_noise: Fraction = 0.0  # fraction of the training labels that are replaced by another class
     bootstrap: Positive | None = None  # size of the bootstrap sample of each member, as a fraction
     unlabeled: str | None = None  # another data set, or N of its samples: "tinyimagenet32@1000"
     unlabeled_batch_size: Count | None = None  # unlabeled samples per batch; default: data.batch_size

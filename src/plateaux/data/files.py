@@ -53,6 +53,16 @@ def head(x: Tensor, y: Tensor, limit: int | None) -> InMemorySource:
     return InMemorySource(x[:count].clone(), y[:count].clone()) if count < len(y) else InMemorySource(x, y)
 
 
+Range = tuple[int, int | None]  # number of the first sample, and how many
+
+
+def take(x: Tensor, y: Tensor, start: int, limit: int | None) -> InMemorySource:
+    """Return `limit` samples from number `start` on, or all of them if `limit` is None."""
+    if start >= len(y):
+        raise RecipeError(f"start = {start} leaves out all {len(y):,} samples. Set it to at most {len(y) - 1}.")
+    return head(x[start:].clone(), y[start:].clone(), limit) if start else head(x, y, limit)
+
+
 def limited_count(count: int, limit: int | None) -> int:
     """Return the number of samples after applying `limit` to `count` samples."""
     if limit is not None and limit < 1:

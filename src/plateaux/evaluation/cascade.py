@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from plateaux.config.components import Components, Model
-from plateaux.core.errors import DataError, RunError, UnknownNameError
+from plateaux.core.errors import RunError
 from plateaux.core.method import LossFn
 from plateaux.core.metric import Metric
 from plateaux.core.progress import Progress, log_messages
@@ -22,11 +22,11 @@ from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.evaluation.calibration import Calibration, check_same_weights, without_fitted
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.ood import Suites
+from plateaux.evaluation.ood import Suites, skip_missing_data
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.splits import EvalSplit, eval_splits, ood_split
+from plateaux.evaluation.splits import EvalSplit, eval_splits, ood_splits
 from plateaux.storage.run import Run, RunLike
 
 logger = logging.getLogger(__name__)
@@ -80,15 +80,10 @@ def evaluate_cascade(
         results.append(_result(evaluator, target, outputs, calibration))
     for suite, datasets in suites.items():
         for name in datasets:
-            try:
-                target = ood_split(name, suite, components)
-                outputs = predict_all(evaluator, target, progress=progress)
-            except (DataError, UnknownNameError) as problem:
-                if not skip_missing:
-                    raise
-                logger.warning("%s is skipped: %s", name, problem)
-                continue
-            results.append(_result(evaluator, target, outputs, calibration))
+            with skip_missing_data(name, skip=skip_missing):
+                for target in ood_splits(evaluator.recipe, evaluator.data_info, name, suite, components):
+                    outputs = predict_all(evaluator, target, progress=progress)
+                    results.append(_result(evaluator, target, outputs, calibration))
     for result in results:
         evaluator.write(result)
     return Evaluation(results)

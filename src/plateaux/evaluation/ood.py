@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from plateaux.evaluation.evaluator import Evaluator, RunSums
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.splits import eval_split, expand_ood_name, ood_split
+from plateaux.evaluation.splits import eval_split, ood_splits
 from plateaux.storage.run import Run, RunLike
 
 OPENOOD = {  # the near and far sets of OpenOOD 1.5, by the dataset of the run
@@ -109,24 +110,21 @@ def detect_ood(
     results: list[MetricResult] = []
     for suite, names in suites.items():
         in_suite: list[MetricResult] = []
-        for name in (one for each in names for one in expand_ood_name(each)):
-            try:
-                split = ood_split(name, suite, components)
-                outside, other = evaluator.accumulate(split, {"ood": SCORES, **extra}, subsets, progress=progress)
-            except (DataError, UnknownNameError) as problem:
-                if not skip_missing:
-                    raise
-                logger.warning("%s is skipped: %s", name, problem)
-                continue
-            if "resized" in other:
-                logger.warning(
-                    "%s: images were resized from %s, which can make them easier to detect", name, other["resized"]
-                )
-            for key, metric in extra.items():
-                found = with_member_ids(metric.compute(outside[everyone, key]), evaluator.numbers)
-                results.append(evaluator.result(key, f"{name} ({suite})", found, metric, other))
-            rows = _rows(evaluator, inside, outside, subsets)
-            in_suite.append(evaluator.result("ood", f"{name} ({suite})", rows, SCORES, {**metadata, "outside": other}))
+        for name in names:
+            with skip_missing_data(name, skip=skip_missing):
+                for split in ood_splits(evaluator.recipe, evaluator.data_info, name, suite, components):
+                    outside, other = evaluator.accumulate(split, {"ood": SCORES, **extra}, subsets, progress=progress)
+                    title = f"{split.name} ({suite})"
+                    if "resized" in other:
+                        original = other["resized"]
+                        logger.warning(
+                            "%s: images were resized from %s, which can make them easier to detect", name, original
+                        )
+                    for key, metric in extra.items():
+                        found = with_member_ids(metric.compute(outside[everyone, key]), evaluator.numbers)
+                        results.append(evaluator.result(key, title, found, metric, other))
+                    rows = _rows(evaluator, inside, outside, subsets)
+                    in_suite.append(evaluator.result("ood", title, rows, SCORES, {**metadata, "outside": other}))
         results += in_suite
         if len(in_suite) > 1:
             results.append(_mean_of_suite(evaluator, suite, in_suite, metadata))
@@ -134,6 +132,17 @@ def detect_ood(
         for result in results:
             evaluator.write(result)
     return Evaluation(results)
+
+
+@contextmanager
+def skip_missing_data(name: str, *, skip: bool) -> Iterator[None]:
+    """Log that a dataset is not available and continue after the block, or raise the error."""
+    try:
+        yield
+    except (DataError, UnknownNameError) as problem:
+        if not skip:
+            raise
+        logger.warning("%s is skipped: %s", name, problem)
 
 
 def _rows(

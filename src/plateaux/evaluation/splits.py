@@ -178,10 +178,21 @@ def _require_images(name: str, shape: Sequence[int]) -> None:
         )
 
 
+def ood_splits(
+    recipe: Recipe, info: DataInfo, name: str, suite: str, components: Components = NO_COMPONENTS
+) -> list[EvalSplit]:
+    """Return the OOD sets of a name: another dataset or images by path, or corruptions of the run's test samples.
+
+    Every corruption and severity is a set of its own: `corrupted:fog:3` is one, `corrupted:all:5` are 15.
+    """
+    if name.split(":")[0] != "corrupted":
+        return [ood_split(name, suite, components)]
+    own = eval_splits(recipe, info, [name], own_only=True)
+    return [replace(split, name=split.spec, family=suite, labeled=False) for split in own]
+
+
 def ood_split(name: str, suite: str, components: Components = NO_COMPONENTS) -> EvalSplit:
     """Return the test samples of another dataset, or images by path, at the shape of the run's inputs."""
-    if name.startswith("corrupted:"):
-        return EvalSplit(name, suite, _open_corrupted(name), {"name": name}, labeled=False)
     if is_image_path(name):
         return EvalSplit(name, suite, _open_path(name), {"name": Path(name).name}, labeled=False)
     dataset = {"tin": "tinyimagenet32", "texture": "textures32", "fashionmnist": "fashion_mnist"}.get(name, name)
@@ -193,25 +204,6 @@ def ood_split(name: str, suite: str, components: Components = NO_COMPONENTS) -> 
         return ResizedSource(other.test, data.shape, other.shape), torch.arange(len(other.test))
 
     return EvalSplit(name, suite, open_, {"name": dataset}, labeled=False)
-
-
-def expand_ood_name(name: str) -> list[str]:
-    """Return the OOD sets of a name: corruptions of the run's test samples are one set for each.
-
-    >>> expand_ood_name("mnist"), len(expand_ood_name("corrupted:all:5"))
-    (['mnist'], 15)
-    """
-    group, _, severity = name.removeprefix("corrupted:").partition(":")
-    if not name.startswith("corrupted:") or group not in GROUPS:
-        return [name]
-    return [f"corrupted:{kind}:{severity}" for kind in GROUPS[group]]
-
-
-def _open_corrupted(name: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]]:
-    def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
-        return eval_split(recipe, DataInfo.from_splits(data), name).open(recipe, data)
-
-    return open_
 
 
 def _open_path(path: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]]:

@@ -3,7 +3,9 @@
     device seconds = (passes x training samples + passes of single samples for the evaluation) / samples per second
 
 where samples per second is the speed of plain training of one member on one device. Data sets that are not on this
-machine have their published size.
+machine have their published size. Members on a shared backbone train only their heads: a pass counts by the operations
+of the head, a forward pass of the backbone is added where its features are not cached, and otherwise once for every
+cached image. This is a lower bound: a step of a small head takes longer than its operations.
 """
 
 from __future__ import annotations
@@ -11,6 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from plateaux.config.builders.data import build_data, train_val_split
 from plateaux.config.builders.model import build_members
@@ -22,10 +28,12 @@ from plateaux.core.errors import DataError, PlateauxError
 from plateaux.core.process_info import num_cores
 from plateaux.core.row_names import MEAN_OF_MEMBERS
 from plateaux.core.runtime import get_device
+from plateaux.core.types import Inputs
 from plateaux.data.published_sizes import TEST_IMAGES, published_stand_in
 from plateaux.data.sources import DataSplits
-from plateaux.evaluation.splits import eval_splits, expand_ood_name
+from plateaux.evaluation.splits import eval_splits
 from plateaux.loss_landscape.probe import get_probes
+from plateaux.models.backbone import BackboneWithHead
 from plateaux.models.surgery import size_in_bytes
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import MemberProgress, Run
@@ -36,6 +44,7 @@ from plateaux.studies.study import Study
 from plateaux.training.autotune import throughput
 from plateaux.training.cost import count_passes
 
+AUGMENTATIONS = ("crop", "flip", "resized_crop")  # settings that select what the cached features are of
 FORWARD_COST = 1 / 3  # of a forward-and-backward pass
 CPU_BATCH_SIZE = 16  # of the benchmark: images per second of a CPU hardly depend on it, and a step is short
 AUTO_CANDIDATES = (
@@ -61,6 +70,54 @@ class RunCost:
     bytes: int = 0  # weights of all members, which are kept
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkCost:
+    """The weights and the operations of a member. Members on a backbone share most of both."""
+
+    own_bytes: int
+    shared_bytes: int
+    shared: float  # of the operations of a pass, the fraction in the backbone
+
+    def weight_bytes(self, members: int) -> int:
+        """Return the size of the weights of all members; what they share is stored once."""
+        return members * self.own_bytes + self.shared_bytes
+
+    def pass_cost(self, recipe: Recipe) -> float:
+        """Return the cost of a pass of one member, relative to training the whole network."""
+        backbone = 0.0 if recipe.model.cache_features else FORWARD_COST * self.shared
+        return 1 - self.shared + backbone
+
+    def evaluation_cost(self, recipe: Recipe, *, fills_cache: bool) -> float:
+        """Return the cost of the evaluation of all members, relative to one pass of the whole network."""
+        if not recipe.model.cache_features:
+            return recipe.members
+        return recipe.members * (1 - self.shared) + (self.shared if fills_cache else 0.0)
+
+
+def network_cost(module: nn.Module, data: DataSplits) -> NetworkCost:
+    """Return the share of the backbone in the operations of a network, and the sizes of its two parts."""
+    shared_bytes = sum(param.nbytes for param in module.parameters() if not param.requires_grad)
+    own_bytes = size_in_bytes([module]) - shared_bytes
+    if not isinstance(module, BackboneWithHead):
+        return NetworkCost(own_bytes, shared_bytes, 0.0)
+    features = torch.zeros(1, *module.backbone.shape)
+    head = count_operations(module.head, features)
+    return NetworkCost(own_bytes, shared_bytes, 1 - head / count_operations(module, first_sample(data)))
+
+
+def first_sample(data: DataSplits) -> Inputs:
+    """Return the first training sample as a batch of floats or tokens."""
+    x, _ = data.train.fetch(torch.zeros(1, dtype=torch.int64))
+    return x.float() if isinstance(x, Tensor) and not x.is_floating_point() else x
+
+
+def count_operations(module: nn.Module, x: Inputs) -> float:
+    """Return the floating-point operations of a forward pass."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module.eval()(**x) if isinstance(x, Mapping) else module.eval()(x)
+    return float(counter.get_total_flops())
+
+
 class CostEstimate:
     """Estimates the cost of a study; datasets and throughputs are cached."""
 
@@ -70,7 +127,8 @@ class CostEstimate:
         self.missing_data: dict[str, str] = {}  # data sets with their published size, and why
         self.data: dict[str, DataSplits] = {}
         self.throughputs: dict[str, float] = {}
-        self.sizes: dict[str, tuple[int, int]] = {}
+        self.networks: dict[str, NetworkCost] = {}
+        self.cached: set[str] = set()  # feature caches that an earlier run has filled
 
     def all(self) -> list[RunCost]:
         """Return the remaining cost of every run; nothing is trained or written."""
@@ -80,24 +138,27 @@ class CostEstimate:
     def one(self, spec: RunSpec, missing: bool) -> RunCost:
         """Return the remaining cost of one run."""
         recipe, names = spec.recipe, tuple(map(str, spec.trials))
+        fills_cache = self._fills_cache(recipe)
         if not missing:
             return RunCost(spec.folder, names, "done", recipe.members, recipe.train.epochs, 0.0, 0.0, 0.0)
         members = self._member_progress(spec)
         has_started = any(each != MemberProgress() for each in members)
         start = 0 if has_started else self._shared_epochs(spec)
         passes = sum(self._remaining_passes(recipe, number, each, start) for number, each in enumerate(members))
-        evaluation = recipe.members * evaluation_passes(
-            self.runner.study, recipe, self._data(recipe), self.runner.components
-        )
-        samples = len(train_val_split(recipe, self._data(recipe))[0])
+        data, network = self._data(recipe), self._network(recipe)
+        evaluation = evaluation_passes(self.runner.study, recipe, data, self.runner.components)
+        evaluation *= network.evaluation_cost(recipe, fills_cache=fills_cache)
+        samples = len(train_val_split(recipe, data)[0])
         at_once = min(self.runner.training_recipe(spec).executor.processes, recipe.members, num_cores())
         rate = self._throughput(recipe, samples)
-        seconds = (passes * samples / at_once + evaluation) / rate
+        training = passes * samples * network.pass_cost(recipe)
+        features = FORWARD_COST * samples * _num_cached(recipe) * network.shared if fills_cache else 0.0
+        seconds = (training / at_once + features + evaluation) / rate
         state: Literal["started", "missing"] = "started" if has_started else "missing"
         left = (recipe.members, recipe.train.epochs, passes, evaluation, seconds)
-        kept = self._weight_bytes(recipe) if self.runner.study.keep_weights else 0
+        kept = network.weight_bytes(recipe.members) if self.runner.study.keep_weights else 0
         parent = spec.prefix if start else None
-        return RunCost(spec.folder, names, state, *left, parent, (passes * samples + evaluation) / rate, kept)
+        return RunCost(spec.folder, names, state, *left, parent, (training + features + evaluation) / rate, kept)
 
     def _is_wanted(self, spec: RunSpec) -> bool:
         return any(trial.run in self.runner.wanted for trial in spec.trials)
@@ -138,17 +199,24 @@ class CostEstimate:
                 self.data[name] = stand_in
         return self.data[name]
 
-    def _weight_bytes(self, recipe: Recipe) -> int:
-        """Return the size of the weights of all members; what they share is stored once."""
+    def _network(self, recipe: Recipe) -> NetworkCost:
         key = _architecture_key(recipe.to_dict())
-        if key not in self.sizes:
-            model = {**recipe.to_dict()["model"], "weights": None}
-            plain = Recipe.from_dict({**recipe.to_dict(), "model": model})
-            modules = build_members(plain, self._data(recipe), [0], self.runner.components)
-            shared = sum(param.nbytes for param in modules[0].parameters() if not param.requires_grad)
-            self.sizes[key] = size_in_bytes(modules) - shared, shared
-        own, shared = self.sizes[key]
-        return recipe.members * own + shared
+        if key not in self.networks:
+            plain = Recipe.from_dict(_without_weights(recipe))
+            (module,) = build_members(plain, self._data(recipe), [0], self.runner.components)
+            self.networks[key] = network_cost(module, self._data(recipe))
+        return self.networks[key]
+
+    def _fills_cache(self, recipe: Recipe) -> bool:
+        """Return whether this run caches features of the backbone that no earlier run has cached."""
+        if not recipe.model.cache_features:
+            return False
+        model = {name: value for name, value in recipe.to_dict()["model"].items() if not name.startswith("head")}
+        data = {name: getattr(recipe.data, name) for name in ("name", "options", *AUGMENTATIONS)}
+        key = fingerprint({"model": model, "data": data})
+        is_new = key not in self.cached
+        self.cached.add(key)
+        return is_new
 
     def _throughput(self, recipe: Recipe, samples: int) -> float:
         """Return the throughput of one member in samples per second, from finished runs or a benchmark."""
@@ -156,7 +224,9 @@ class CostEstimate:
             return self.images_per_second
         key = _architecture_key(recipe.to_dict())
         if key not in self.throughputs:
-            self.throughputs[key] = self._measured_throughput(key, samples) or self._benchmark_throughput(recipe)
+            # Finished runs on a backbone have the speed of their heads, not of the whole network.
+            measured = None if recipe.model.backbone else self._measured_throughput(key, samples)
+            self.throughputs[key] = measured or self._benchmark_throughput(recipe)
         return self.throughputs[key]
 
     def _measured_throughput(self, key: str, samples: int) -> float | None:
@@ -168,7 +238,8 @@ class CostEstimate:
 
     def _benchmark_throughput(self, recipe: Recipe) -> float:
         """Return the throughput of plain gradient descent, with the fastest candidate for `auto` settings."""
-        tree = recipe.to_dict()
+        tree = _without_weights(recipe)  # which may not be on this machine, and do not change the speed
+        tree["model"] |= {"backbone": None, "head": "own", "cache_features": False}  # the speed of the whole network
         train, data = tree["train"], self._data(recipe)
         components, size = self.runner.components, recipe.data.batch_size
         if get_device(recipe.executor.devices[0] if recipe.executor.devices else None).type == "cpu":
@@ -202,17 +273,30 @@ def evaluation_passes(study: Study, recipe: Recipe, data: DataSplits, components
             available = available if split.is_own else len(split.open(recipe, data)[1])
             total += FORWARD_COST * min(split.limit or available, available)
     for name in (name for suite in evaluate.ood for name in suite.partition("=")[2].split(",") if name):
-        total += FORWARD_COST * sum(_ood_samples(one, len(data.test)) for one in expand_ood_name(name))
+        total += FORWARD_COST * _ood_samples(recipe, info, name, len(data.test))
     probes = get_probes(landscape.probes, trust=components.trust)
     return total + sum(probe.passes(landscape.samples or probe.samples) for probe in probes.values())
 
 
-def _ood_samples(name: str, default: int) -> int:
-    """Return the number of samples of another dataset, its published number if it is not here, or `default`."""
+def _ood_samples(recipe: Recipe, info: DataInfo, name: str, default: int) -> int:
+    """Return the number of samples of an OOD set, its published number if it is not here, or `default`."""
+    if name.split(":")[0] == "corrupted":
+        return default * len(eval_splits(recipe, info, [name]))
     try:
         return len(registry.dataset.get(name)().test)
     except PlateauxError:
         return TEST_IMAGES.get(name, default)
+
+
+def _num_cached(recipe: Recipe) -> int:
+    """Return the number of cached features of a training image: one without augmentation."""
+    is_augmented = any(getattr(recipe.data, name) for name in AUGMENTATIONS)
+    return recipe.model.cached_augmentations if is_augmented else 1
+
+
+def _without_weights(recipe: Recipe) -> dict[str, Any]:
+    tree = recipe.to_dict()
+    return {**tree, "model": {**tree["model"], "weights": None}}
 
 
 def _architecture_key(recipe: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from plateaux.evaluation.ood import detect_ood, parse_ood_suites
 from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
-from plateaux.evaluation.splits import eval_split, eval_splits, ood_split
+from plateaux.evaluation.splits import eval_split, eval_splits, ood_splits
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.loss_landscape.run_probes import probe_landscape
 from plateaux.loss_landscape.session import ProbeOptions
@@ -118,7 +118,7 @@ class StudyRunner:
             eval_split(recipe, info, landscape.split)
         suites, _ = parse_ood_suites(evaluation.ood, info.name)
         for name in dict.fromkeys(name for names in suites.values() for name in names):
-            ood_split(name, "", self.components)
+            ood_splits(recipe, info, name, "", self.components)
 
     def missing(self) -> list[tuple[RunSpec, list[Trial]]]:
         """Return the runs with missing results and their trials, in the order of training."""

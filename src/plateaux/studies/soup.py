@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from plateaux.config.components import Components
 from plateaux.core.row_names import RowName
@@ -14,6 +13,7 @@ from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.soup import soup
+from plateaux.storage.local_store import LocalStore
 from plateaux.studies.study import EvaluateConfig
 
 SOUP = RowName.parse("uniform soup")
@@ -25,8 +25,8 @@ def evaluate_soup(root: Path, members: int, config: EvaluateConfig, components: 
     A loss barrier between members is no reason to refuse it: that a soup fails may be the result.
     """
     some, keywords = EvalOptions(members=list(range(members))), components.keywords()
-    with TemporaryDirectory(dir=root.parent, prefix="soup-") as folder:
-        made = soup(root, Path(folder) / "run", split="test", max_barrier=math.inf, options=some, **keywords)
+    with LocalStore(root.parent).scratch() as folder:
+        made = soup(root, Path(folder.root) / "run", split="test", max_barrier=math.inf, options=some, **keywords)
         options = EvalOptions(cache_logits="off", corruption_cache=config.corruption_cache)
         names = [*config.splits, *config.corruptions]
         found = list(evaluate(made.store.root, split=names, metrics=["accuracy"], options=options, **keywords))

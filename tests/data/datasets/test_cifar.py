@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from plateaux.core.errors import DataError
+from plateaux.core.errors import DataError, RecipeError
 from plateaux.data.datasets.cifar import cifar10, cifar100
 from plateaux.data.sources import InMemorySource
 
@@ -60,6 +60,17 @@ def test_binary_records_are_read_as_images_and_labels(tmp_path: Path) -> None:
     assert data.labels[3] == "class 3"
     assert data.remarks == ("10 of 50,000 train images", "2 of 10,000 test images")
     assert len(cifar10(root=str(tmp_path), limit=3, test_limit=1).train) == 3
+
+
+def test_a_range_of_images_is_selected(tmp_path: Path) -> None:
+    write_binary10(tmp_path)
+    data = cifar10(root=str(tmp_path), start=4, limit=3, test_start=1)
+    x, y = tensors(data.train)
+    assert torch.equal(x, torch.from_numpy(IMAGES[4:7]).view(-1, 3, 32, 32))
+    assert y.tolist() == LABELS[4:7].tolist()
+    assert tensors(data.test)[1].tolist() == LABELS[11:].tolist()
+    with pytest.raises(RecipeError, match="start = 10 leaves out all 10 samples"):
+        cifar10(root=str(tmp_path), start=10)
 
 
 @pytest.mark.parametrize("protocol", range(6))

@@ -12,8 +12,8 @@ import torch
 from cases import distance, weights
 from reference.gradient_norms import gradient_norms
 from safetensors.torch import load_file, save_file
+from token_networks import check_padding, check_vmap
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
 
 import plateaux
 from plateaux.config.recipe import Recipe
@@ -90,23 +90,11 @@ def test_the_default_is_albert_base_v2() -> None:
 
 
 def test_padding_does_not_change_the_output() -> None:
-    one, x = net().eval(), tokens()
-    other = {**x, "input_ids": torch.where(x["attention_mask"] == 1, x["input_ids"], 7)}
-    with torch.no_grad():
-        torch.testing.assert_close(one(**other), one(**x), rtol=0, atol=1e-6)
-        short = {name: rows[:1, :8] for name, rows in x.items()}
-        torch.testing.assert_close(one(**short), one(**x)[:1], rtol=0, atol=1e-6)
+    check_padding(net().eval(), tokens(), length=8)
 
 
 def test_vmap_over_weights_and_batches_equals_a_loop() -> None:
-    nets = [net(seed=seed).double().eval() for seed in (0, 1)]
-    batches = [tokens(), {name: rows.flip(0) for name, rows in tokens().items()}]
-    both = {name: torch.stack([each[name] for each in batches]) for name in batches[0]}
-    params, buffers = stack_module_state(nets)  # type: ignore[arg-type]
-    with torch.no_grad():
-        table = vmap(lambda p, b, x: functional_call(nets[0], (p, b), kwargs=x))(params, buffers, both)
-        loop = torch.stack([each(**x) for each, x in zip(nets, batches, strict=True)])
-    torch.testing.assert_close(table, loop, rtol=0, atol=1e-12)
+    check_vmap([net(seed=seed) for seed in (0, 1)], tokens())
 
 
 def test_per_sample_scores_add_the_gradients_of_a_layer_that_is_applied_three_times() -> None:

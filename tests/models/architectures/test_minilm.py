@@ -15,8 +15,8 @@ from laws.test_interrupted import train_with_interruption
 from reference.gradient_norms import gradient_norms
 from safetensors import safe_open
 from safetensors.torch import save_file
+from token_networks import check_padding, check_vmap
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
 from typer.testing import CliRunner
 
 from plateaux.cli.main import app
@@ -83,23 +83,11 @@ def test_a_pair_is_encoded_by_the_difference_and_product_of_its_means() -> None:
 
 @pytest.mark.parametrize("pool", ["pair", "mean"])
 def test_padding_does_not_change_the_output(pool: str) -> None:
-    one, x = net(pool=pool).eval(), tokens()
-    other = {**x, "input_ids": torch.where(x["attention_mask"] == 1, x["input_ids"], 7)}
-    with torch.no_grad():
-        torch.testing.assert_close(one(**other), one(**x), rtol=0, atol=1e-6)
-        short = {name: rows[:1, :8] for name, rows in x.items()}
-        torch.testing.assert_close(one(**short), one(**x)[:1], rtol=0, atol=1e-6)
+    check_padding(net(pool=pool).eval(), tokens(), length=8)
 
 
 def test_vmap_over_weights_and_batches_equals_a_loop() -> None:
-    nets = [net(seed=seed).double().eval() for seed in (0, 1)]
-    batches = [tokens(), {name: rows.flip(0) for name, rows in tokens().items()}]
-    both = {name: torch.stack([each[name] for each in batches]) for name in batches[0]}
-    params, buffers = stack_module_state(nets)  # type: ignore[arg-type]
-    with torch.no_grad():
-        table = vmap(lambda p, b, x: functional_call(nets[0], (p, b), kwargs=x))(params, buffers, both)
-        loop = torch.stack([each(**x) for each, x in zip(nets, batches, strict=True)])
-    torch.testing.assert_close(table, loop, rtol=0, atol=1e-12)
+    check_vmap([net(seed=seed) for seed in (0, 1)], tokens())
 
 
 def test_adapters_start_at_the_base_merge_into_it_and_support_per_sample_scores() -> None:

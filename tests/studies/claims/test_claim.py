@@ -117,6 +117,18 @@ def test_a_failed_precondition_makes_a_claim_untestable_whatever_was_measured() 
     assert judge_case(fitted, evidence(around(1, 0.5), precondition=0.99), STATED) == "reproduced"
 
 
+def test_without_the_required_effect_a_claim_is_untestable() -> None:
+    needs_sam = claim(required_effect={"metric": "SAM minus plain", "direction": "above", "paper": "+1"})
+    for required, judged in (
+        (around(1, 0.5), "reproduced"),
+        (around(1, 1.5), "not testable at this scale"),  # includes zero
+        (around(-1, 0.5), "not testable at this scale"),
+        (None, "not testable at this scale"),
+    ):
+        found = evidence(cases={STATED: Case(primary=(around(2, 0.5),), required_effect=required)})
+        assert judge_case(needs_sam, found, STATED) == judged
+
+
 def test_a_claim_without_evidence_is_not_yet_run() -> None:
     two = claim(cases=["one rule", "another"])
     some = evidence(cases={"another": Case(primary=(around(1, 0.5),))})

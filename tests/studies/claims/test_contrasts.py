@@ -52,6 +52,24 @@ def test_differences_are_paired_by_repetition_at_the_same_radius() -> None:
     assert results.interval == (pytest.approx(1.5 - half, abs=1e-4), pytest.approx(1.5 + half, abs=1e-4))
 
 
+def test_a_required_effect_is_another_comparison_of_the_same_study() -> None:
+    plain = [Result({"method": "plain", "rho": 0.0}, repetition, value) for repetition, value in ((0, 0.4), (1, 0.5))]
+    required = {"conditions": {STATED: SAM}, "baseline": {"method": "plain"}, "same": ()}
+    results = [*PAIRED, *plain]
+    found = build_evidence(claim(), COMPARE.model_copy(update={"required_effect": required}), results)
+    (case,) = found.cases.values()
+    assert case.required_effect is not None
+    assert case.required_effect.value == pytest.approx(15)  # of 10 and 20 points
+    assert case.primary[0].value == pytest.approx(1.5)
+
+
+def test_cases_without_results_are_not_yet_run() -> None:
+    asked = claim(cases=[STATED, "another rule"])
+    conditions = {STATED: {"method": "ours"}, "another rule": {"method": "theirs"}}
+    found = build_evidence(asked, COMPARE.model_copy(update={"conditions": conditions}), PAIRED)
+    assert ClaimEntry(asked, found).verdicts == {STATED: "inconclusive", "another rule": "not yet run"}
+
+
 def test_one_repetition_has_no_interval() -> None:
     assert compare_results(PAIRED[:2]) == MeasuredValue(value=2.0, repetitions=1)
 
@@ -237,4 +255,5 @@ def test_claims_that_compare_do_so_for_each_of_their_cases_and_measures() -> Non
         assert tuple(compare.conditions) == asked.cases
         assert len(compare.also) == len(asked.also)
         assert (compare.precondition is None) is (asked.precondition is None)
+        assert (compare.required_effect is None) is (asked.required_effect is None)
         assert compare.times == (100 if asked.primary.unit.startswith("percentage points") else 1)

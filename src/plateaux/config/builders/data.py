@@ -20,6 +20,7 @@ from plateaux.core.runtime import FORMATS, param_dtype
 from plateaux.core.types import Batch, Inputs, derive_seed
 from plateaux.data.augment import Augment
 from plateaux.data.image_paths import is_image_path, open_images
+from plateaux.data.label_noise import with_label_noise
 from plateaux.data.loader import CPU, NO_AUGMENT, MemberLoader, ShardFn, ordered_batches
 from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource, Source, UnlabeledData
 from plateaux.data.splits import bootstrap, split
@@ -86,7 +87,15 @@ def bn_update_batches(
 
 
 def build_data(recipe: Recipe, components: Components = NO_COMPONENTS) -> DataSplits:
-    """Return the recipe's data set."""
+    """Return the recipe's data set, with the label noise of the recipe."""
+    data, noise = _build_clean_data(recipe, components), recipe.data.label_noise
+    if not noise:
+        return data
+    seed = derive_seed(recipe.seed, "label noise")
+    return replace(data, train=with_label_noise(data.train, noise, classes=data.classes, seed=seed))
+
+
+def _build_clean_data(recipe: Recipe, components: Components) -> DataSplits:
     if components.data is not None:
         return components.data
     config = recipe.data

@@ -15,9 +15,18 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import DataError
-from plateaux.core.ranges import Count, Number, Positive
+from plateaux.core.ranges import Count, CountOrZero, Number, Positive
 from plateaux.core.registry import dataset
-from plateaux.data.files import check_labels, data_root, head, missing_data_error, per_channel, read_lines, try_read
+from plateaux.data.files import (
+    Range,
+    check_labels,
+    data_root,
+    missing_data_error,
+    per_channel,
+    read_lines,
+    take,
+    try_read,
+)
 from plateaux.data.sources import DataSplits
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -28,16 +37,21 @@ PIXELS = 3 * 32 * 32
 def cifar10(
     *,
     root: str | None = None,
+    start: CountOrZero = 0,
     limit: Count | None = None,
+    test_start: CountOrZero = 0,
     test_limit: Count | None = None,
     mean: Sequence[Number] | None = None,
     std: Sequence[Positive] | None = None,
 ) -> DataSplits:
-    """CIFAR-10: 50,000 + 10,000 color photographs of 32 x 32 pixels in 10 classes."""
+    """CIFAR-10: 50,000 + 10,000 color photographs of 32 x 32 pixels in 10 classes.
+
+    `start` and `limit` select training images in the order of the files, `test_start` and `test_limit` test images.
+    """
     batches = tuple(f"data_batch_{i}" for i in range(1, 6))
     layout = _Layout("CIFAR-10", "cifar-10-batches-bin", "cifar-10-batches-py", batches, "test_batch", 10)
     default = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    return _load(layout, "cifar10", root, (limit, test_limit), (mean, std), default)
+    return _load(layout, "cifar10", root, ((start, limit), (test_start, test_limit)), (mean, std), default)
 
 
 @dataset
@@ -45,16 +59,21 @@ def cifar100(
     *,
     coarse: bool = False,
     root: str | None = None,
+    start: CountOrZero = 0,
     limit: Count | None = None,
+    test_start: CountOrZero = 0,
     test_limit: Count | None = None,
     mean: Sequence[Number] | None = None,
     std: Sequence[Positive] | None = None,
 ) -> DataSplits:
-    """CIFAR-100: 50,000 + 10,000 color photographs of 32 x 32 pixels in 100 classes, or 20 coarse classes."""
+    """CIFAR-100: 50,000 + 10,000 color photographs of 32 x 32 pixels in 100 classes, or 20 coarse classes.
+
+    `start` and `limit` select training images in the order of the files, `test_start` and `test_limit` test images.
+    """
     kind, classes = ("coarse", 20) if coarse else ("fine", 100)
     layout = _Layout("CIFAR-100", "cifar-100-binary", "cifar-100-python", ("train",), "test", classes, kind)
     default = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-    return _load(layout, "cifar100", root, (limit, test_limit), (mean, std), default)
+    return _load(layout, "cifar100", root, ((start, limit), (test_start, test_limit)), (mean, std), default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +99,7 @@ def _load(
     layout: _Layout,
     name: str,
     root: str | None,
-    limits: tuple[int | None, int | None],
+    ranges: tuple[Range, Range],
     mean_and_std: Pair,
     default: tuple[tuple[float, ...], tuple[float, ...]],
 ) -> DataSplits:
@@ -90,8 +109,8 @@ def _load(
     test_x, test_y = try_read(folder / f"{layout.test}{suffix}", read)
     return DataSplits(
         name,
-        train=head(x, y, limits[0]),
-        test=head(test_x, test_y, limits[1]),
+        train=take(x, y, *ranges[0]),
+        test=take(test_x, test_y, *ranges[1]),
         classes=layout.classes,
         shape=(3, 32, 32),
         mean=per_channel(mean_and_std[0], default[0], 3),

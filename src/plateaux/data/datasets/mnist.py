@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import DataError
-from plateaux.core.ranges import Count, Number, Positive
+from plateaux.core.ranges import Count, CountOrZero, Number, Positive
 from plateaux.core.registry import dataset
-from plateaux.data.files import check_labels, data_root, head, missing_data_error, per_channel, try_read
+from plateaux.data.files import Range, check_labels, data_root, missing_data_error, per_channel, take, try_read
 from plateaux.data.sources import DataSplits
 
 PUBLISHED = {  # md5 of the archives; a difference is only a remark, because subsets are allowed
@@ -39,30 +39,41 @@ FASHION_CLASSES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,
 def mnist(
     *,
     root: str | None = None,
+    start: CountOrZero = 0,
     limit: Count | None = None,
+    test_start: CountOrZero = 0,
     test_limit: Count | None = None,
     mean: Sequence[Number] | None = None,
     std: Sequence[Positive] | None = None,
 ) -> DataSplits:
-    """MNIST: 60,000 + 10,000 handwritten digits of 28 x 28 grayscale pixels."""
+    """MNIST: 60,000 + 10,000 handwritten digits of 28 x 28 grayscale pixels.
+
+    `start` and `limit` select training images in the order of the files, `test_start` and `test_limit` test images.
+    """
     folder = _find("mnist", root, ("MNIST/raw", "MNIST", "mnist"), "http://yann.lecun.com/exdb/mnist/")
-    return _load("mnist", folder, (limit, test_limit), per_channel(mean, (0.1307,), 1), per_channel(std, (0.3081,), 1))
+    mean, std = per_channel(mean, (0.1307,), 1), per_channel(std, (0.3081,), 1)
+    return _load("mnist", folder, ((start, limit), (test_start, test_limit)), mean, std)
 
 
 @dataset
 def fashion_mnist(
     *,
     root: str | None = None,
+    start: CountOrZero = 0,
     limit: Count | None = None,
+    test_start: CountOrZero = 0,
     test_limit: Count | None = None,
     mean: Sequence[Number] | None = None,
     std: Sequence[Positive] | None = None,
 ) -> DataSplits:
-    """Fashion-MNIST: 60,000 + 10,000 images of clothing of 28 x 28 grayscale pixels in 10 classes."""
+    """Fashion-MNIST: 60,000 + 10,000 images of clothing of 28 x 28 grayscale pixels in 10 classes.
+
+    `start` and `limit` select training images in the order of the files, `test_start` and `test_limit` test images.
+    """
     folders = ("FashionMNIST/raw", "FashionMNIST", "fashion-mnist", "fashion_mnist")
     folder = _find("fashion_mnist", root, folders, "https://github.com/zalandoresearch/fashion-mnist")
     mean, std = per_channel(mean, (0.2860,), 1), per_channel(std, (0.3530,), 1)
-    return _load("fashion_mnist", folder, (limit, test_limit), mean, std)
+    return _load("fashion_mnist", folder, ((start, limit), (test_start, test_limit)), mean, std)
 
 
 def _find(name: str, root: str | None, folders: tuple[str, ...], url: str) -> Path:
@@ -83,7 +94,7 @@ def _find_file(folder: Path, stem: str) -> Path | None:
 def _load(
     name: str,
     folder: Path,
-    limits: tuple[int | None, int | None],
+    ranges: tuple[Range, Range],
     mean: tuple[float, ...],
     std: tuple[float, ...],
 ) -> DataSplits:
@@ -91,8 +102,8 @@ def _load(
     counts = ((len(y), 60_000, "train"), (len(test_y), 10_000, "test"))
     return DataSplits(
         name,
-        train=head(x, y, limits[0]),
-        test=head(test_x, test_y, limits[1]),
+        train=take(x, y, *ranges[0]),
+        test=take(test_x, test_y, *ranges[1]),
         classes=10,
         shape=(1, 28, 28),
         mean=mean,

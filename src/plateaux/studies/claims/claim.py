@@ -79,6 +79,11 @@ class Compare(ConfigSection):
     log10: bool = False  # of every number, so that a difference is a log ratio
     also: tuple[dict[str, Any], ...] = ()  # changed keys for each secondary metric
     precondition: Number | None = None  # the minimum over all conditions and repetitions counts
+    required_effect: dict[str, Any] | None = None  # changed keys for the required effect; difference_from is left out
+
+    def changed(self, changes: Mapping[str, Any]) -> Compare:
+        """Return the comparison with other values of some keys."""
+        return Compare.model_validate({**self.model_dump(), **changes})
 
 
 class Claim(ConfigSection):
@@ -94,8 +99,11 @@ class Claim(ConfigSection):
     cases: tuple[str, ...] = ("as stated",)
     criterion: str
     criterion_fixed: Literal["before running", "after the first results"] = "before running"
+    registered: str = ""  # commit in which criterion, comparison and study were fixed
+    note: str = ""  # such as what was changed after a first test
     scale: str
     precondition: Precondition | None = None
+    required_effect: PrimaryMetric | None = None  # an effect without which the claim says nothing here
     primary: PrimaryMetric
     also: tuple[PrimaryMetric, ...] = ()  # secondary metrics; the primary metric decides
     compare: Compare | None = None  # needed if the study writes no evidence itself
@@ -124,6 +132,7 @@ class Case(ConfigSection):
     primary: tuple[MeasuredValue, ...] = Field(min_length=1)
     also: tuple[MeasuredValue, ...] = ()
     by_theory: Literal["reproduced", "not reproduced", "inconclusive"] | None = None
+    required_effect: MeasuredValue | None = None
 
 
 class Evidence(ConfigSection):
@@ -161,9 +170,15 @@ def judge_case(claim: Claim, evidence: Evidence | None, case: str) -> Verdict:
         return "not yet run"
     if claim.precondition and (evidence.precondition or 0.0) < claim.precondition.at_least:
         return "not testable at this scale"
+    if claim.required_effect and not _has_effect(measured.required_effect, claim.required_effect):
+        return "not testable at this scale"
     if measured.by_theory is not None:
         return measured.by_theory
     return weakest_verdict([verdict(value, claim.primary, claim.existential) for value in measured.primary])
+
+
+def _has_effect(measured: MeasuredValue | None, metric: PrimaryMetric) -> bool:
+    return measured is not None and verdict(measured, metric) == "reproduced"
 
 
 def verdict(measured: MeasuredValue, metric: PrimaryMetric, existential: bool = False) -> Verdict:
@@ -246,6 +261,8 @@ def _check_evidence(claim: Claim, evidence: Evidence, file: Path) -> None:
     if claim.precondition and evidence.precondition is None:
         raise RecipeError(f"{file} has no value of the precondition: {claim.precondition.metric}")
     for name, case in evidence.cases.items():
+        if claim.required_effect and case.required_effect is None:
+            raise RecipeError(f"{file}, {name}: there is no value of {claim.required_effect.metric}, which is required")
         if (case.by_theory is not None) is not claim.primary.by_theory:
             raise RecipeError(f"{file}, {name}: by_theory is only for claims with direction equal or within")
         if len(case.also) not in (0, len(claim.also)):

@@ -40,12 +40,25 @@ class ResultLike(Protocol):
 
 def build_evidence(claim: Claim, compare: Compare, results: Sequence[ResultLike]) -> Evidence:
     """Return the evidence for a claim from the results of a study."""
-    secondary = [Compare.model_validate({**compare.model_dump(), **changes}) for changes in compare.also]
+    compared = [compare, *(compare.changed(changes) for changes in compare.also)]
+    required = None
+    if compare.required_effect is not None:
+        required = compare.changed({"difference_from": None, **compare.required_effect})
     cases = {}
-    for case in claim.cases:
-        first, *others = [mean_with_interval(differences(each, case, results)) for each in (compare, *secondary)]
-        cases[case] = Case(primary=(first,), also=tuple(others))
+    for case in _measured_cases(claim, compare, results):
+        first, *others = [mean_with_interval(differences(each, case, results)) for each in compared]
+        effect = None if required is None else mean_with_interval(differences(required, case, results))
+        cases[case] = Case(primary=(first,), also=tuple(others), required_effect=effect)
     return Evidence(claim=claim.name, precondition=minimum(compare.precondition, results), cases=cases)
+
+
+def _measured_cases(claim: Claim, compare: Compare, results: Sequence[ResultLike]) -> list[str]:
+    """Return the cases with results. Others are not yet run, but one must be."""
+    matching = _select(results, compare.metric, compare.split)
+    found = [
+        case for case in claim.cases if any(_has_factors(each.condition, compare.conditions[case]) for each in matching)
+    ]
+    return found or list(claim.cases)
 
 
 def differences(compare: Compare, case: str, results: Sequence[ResultLike]) -> list[float]:
@@ -113,11 +126,15 @@ def conditions(results: Sequence[ResultLike], where: Condition) -> list[Conditio
     matching: list[Condition] = []
     for result in results:
         condition = result.condition
-        if condition not in matching and all(condition.get(name) == value for name, value in where.items()):
+        if condition not in matching and _has_factors(condition, where):
             matching.append(condition)
     if not matching:
         raise RunError(f"No condition of the study has this metric and {dict(where)}.")
     return matching
+
+
+def _has_factors(condition: Condition, where: Condition) -> bool:
+    return all(condition.get(name) == value for name, value in where.items())
 
 
 def by_repetition(results: Sequence[ResultLike], row: str, condition: Condition) -> dict[int, float]:

@@ -32,7 +32,7 @@ The verdict follows by rule from the 95 % interval of the primary metric:
   cannot be contradicted by a case in which it holds; the verdict is then *not reproduced*.
 - **not reproduced**: the interval includes zero and excludes the effect in the paper.
 - **inconclusive**: the interval includes both.
-- **not testable at this scale**: a precondition fails.
+- **not testable at this scale**: a precondition fails, or an effect that the claim requires is not reproduced.
 
 If a claim compares with a value other than zero, its criterion says so. Secondary metrics are judged by the same rule
 (in parentheses) and do not affect the verdict. Claims that a formula equals or bounds a simulated mean are judged by
@@ -55,13 +55,31 @@ def section(entry: ClaimEntry) -> Iterator[str]:
     yield f"*{claim.source}, {claim.where}.*\n"
     yield from _table(entry)
     yield ""
-    yield f"- **Criterion**, fixed {claim.criterion_fixed}: {claim.criterion}"
+    registered = f" (commit {claim.registered})" if claim.registered else ""
+    yield f"- **Criterion**, fixed {claim.criterion_fixed}{registered}: {claim.criterion}"
     if claim.precondition:
         measured = f"; here {evidence.precondition:.4g}" if evidence and evidence.precondition is not None else ""
         yield f"- **Precondition**: {claim.precondition.metric}, at least {claim.precondition.at_least:g}{measured}."
+    if claim.required_effect:
+        yield f"- **Required effect**: {_metric_text(claim.required_effect)}{_required_effects(entry)}."
     yield f"- **Scale**: {claim.scale}."
+    if claim.note:
+        yield f"- **Note**: {claim.note}"
     yield f"- **Consistent with the paper's own tables**: {claim.consistent_with_own_tables}. {claim.why}"
     yield f"- **Reproduce**: {_reproduce(entry)}"
+
+
+def _required_effects(entry: ClaimEntry) -> str:
+    """Return the required effect in every case that was measured; equal ones once."""
+    cases = entry.evidence.cases.items() if entry.evidence else ()
+    unit = entry.claim.required_effect.unit if entry.claim.required_effect else ""
+    by_text: dict[str, list[str]] = {}
+    for name, case in cases:
+        if case.required_effect:
+            by_text.setdefault(format_values([case.required_effect], unit), []).append(name)
+    if len(by_text) == 1:
+        return f"; here {next(iter(by_text))}"
+    return "".join(f"; {', '.join(names)}: {text}" for text, names in by_text.items())
 
 
 def format_values(values: Sequence[MeasuredValue], unit: str = "") -> str:
