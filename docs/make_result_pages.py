@@ -55,6 +55,7 @@ def sharpbalance(file: Path) -> Tables:
 
 REPORTS = {"flat-and-diverse": "flat_and_diverse.json", "six-controls": "six_controls.json"}
 TABLES: dict[str, tuple[str, Callable[[Path], Tables]]] = {
+    "four-resnets": ("four_resnets.json", four),
     "joint-cifar100": ("joint_cifar100.json", joint),
     "lora-mrpc": ("lora_mrpc.json", lora),
     "sharpbalance-cifar10": ("sharpbalance_cifar10/results.json", sharpbalance),

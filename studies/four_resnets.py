@@ -1,6 +1,6 @@
 """Everything that `plateaux evaluate` reports on four published networks: CIFAR-10 ResNets of depth 20, 32, 44, and 56.
 
-    python studies/four_resnets.py runs/four               # about fifteen minutes on one core; again to continue
+    python studies/four_resnets.py runs/four               # about 45 minutes on one core; again to continue
     python studies/four_resnets.py runs/four --limit 100   # of the first 100 samples of every set, to try it
     python studies/four_resnets.py runs/four --results studies/results/four_resnets.json   # also write a results file
 
@@ -20,7 +20,7 @@ from plateaux.core.row_names import RowName
 from plateaux.core.runtime import configure_runtime
 from plateaux.data.files import data_root
 from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.tables import format_value, to_markdown
+from plateaux.evaluation.tables import CAPTION, format_value, to_markdown
 from plateaux.storage.local_store import LocalStore
 from plateaux.studies.packed_results import encode_results
 from plateaux.studies.results import read_results, to_metric_result, to_stored
@@ -49,10 +49,10 @@ def evaluated(root: Path, limit: int | None) -> list[MetricResult]:
         file = data_root(None) / WEIGHTS
         plateaux.import_weights(root, recipe(), [f"{file}:resnet{depth}." for depth in DEPTHS])
     options = plateaux.EvalOptions(limit=limit)
-    found = plateaux.evaluate(root, split=["test"], metrics=["all"], options=options)
+    found = list(plateaux.evaluate(root, split=["test"], metrics=["all"], options=options))
     found += plateaux.evaluate(root, split=[f"corrupted@{limit or 2000}"], metrics=list(CORRUPTED), options=options)
     found += plateaux.robustness(found)
-    return found + plateaux.detect_ood(root, SUITES, options=options)
+    return [*found, *plateaux.detect_ood(root, SUITES, options=options)]
 
 
 def write(file: Path, found: Sequence[MetricResult]) -> None:
@@ -71,11 +71,15 @@ def tables(found: Sequence[MetricResult]) -> dict[str, str]:
     """Return the tables of the page, by name."""
     outside = [each for each in found if each.metric == "ood"]
     alone = [replace(each, rows={row: v for row, v in each.rows.items() if row.base == FIRST}) for each in outside]
-    return {
-        "data sheet": data_sheet(outside),
-        "all": to_markdown(found).strip(),
-        "member 0": to_markdown(alone).strip(),
-    }
+    return {"data sheet": data_sheet(outside), "all": _without_captions(found), "member 0": _without_captions(alone)}
+
+
+def _without_captions(found: Sequence[MetricResult]) -> str:
+    """Return the tables without the captions that would repeat under each; the page explains them once."""
+    text = to_markdown(found)
+    for caption in dict.fromkeys([CAPTION, *(each.definition for each in found if each.metric == "ood")]):
+        text = text.replace(f"\n{caption}\n", "")
+    return text.strip()
 
 
 def data_sheet(outside: Sequence[MetricResult]) -> str:
