@@ -56,11 +56,20 @@ def head(x: Tensor, y: Tensor, limit: int | None) -> InMemorySource:
 Range = tuple[int, int | None]  # number of the first sample, and how many
 
 
-def take(x: Tensor, y: Tensor, start: int, limit: int | None) -> InMemorySource:
-    """Return `limit` samples from number `start` on, or all of them if `limit` is None."""
-    if start >= len(y):
-        raise RecipeError(f"start = {start} leaves out all {len(y):,} samples. Set it to at most {len(y) - 1}.")
+def take(x: Tensor, y: Tensor, start: int, limit: int | None, *, key: str = "start") -> InMemorySource:
+    """Return `limit` samples from number `start` on, or all of them if `limit` is None.
+
+    `key` is the name of the option `start`, for the error.
+    """
+    remaining_count(len(y), start, key=key)
     return head(x[start:].clone(), y[start:].clone(), limit) if start else head(x, y, limit)
+
+
+def remaining_count(count: int, start: int, *, key: str) -> int:
+    """Return how many of `count` samples are left from number `start` on; `key` is the option to name in the error."""
+    if start >= count:
+        raise RecipeError(f"{key} = {start} leaves out all {count:,} samples. Set it to at most {count - 1}.")
+    return count - start
 
 
 def limited_count(count: int, limit: int | None) -> int:

@@ -71,6 +71,8 @@ def test_a_range_of_images_is_selected(tmp_path: Path) -> None:
     assert tensors(data.test)[1].tolist() == LABELS[11:].tolist()
     with pytest.raises(RecipeError, match="start = 10 leaves out all 10 samples"):
         cifar10(root=str(tmp_path), start=10)
+    with pytest.raises(RecipeError, match="test_start = 2 leaves out all 2 samples"):
+        cifar10(root=str(tmp_path), test_start=2)
 
 
 @pytest.mark.parametrize("protocol", range(6))

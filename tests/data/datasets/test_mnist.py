@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from plateaux.core.errors import DataError
+from plateaux.core.errors import DataError, RecipeError
 from plateaux.data.datasets.mnist import fashion_mnist, mnist
-from plateaux.data.sources import InMemorySource
+from plateaux.data.sources import DataSplits, InMemorySource
 
 REAL = os.environ.get("PLATEAUX_DATA", "")
 X = np.random.default_rng(0).integers(0, 256, (7, 28, 28), dtype=np.uint8)
@@ -56,6 +57,22 @@ def test_fashion_mnist_has_its_own_folder(tmp_path: Path, monkeypatch: pytest.Mo
         fashion_mnist()
     write_files(tmp_path / "FashionMNIST" / "raw")
     assert fashion_mnist(limit=2).labels[9] == "Ankle boot"
+
+
+@pytest.mark.parametrize(("factory", "folder_name"), [(mnist, "MNIST"), (fashion_mnist, "FashionMNIST")])
+def test_a_range_of_images_is_selected(tmp_path: Path, factory: Callable[..., DataSplits], folder_name: str) -> None:
+    write_files(tmp_path / folder_name)
+    data = factory(root=str(tmp_path), start=1, limit=3, test_start=1)
+    assert isinstance(data.train, InMemorySource)
+    assert isinstance(data.train.x, Tensor)
+    assert torch.equal(data.train.x, torch.from_numpy(X[1:4])[:, None])
+    assert data.train.y.tolist() == [1, 2, 3]
+    assert isinstance(data.test, InMemorySource)
+    assert data.test.y.tolist() == [6]
+    with pytest.raises(RecipeError, match=r"^start = 5 leaves out all 5 samples\. Set it to at most 4"):
+        factory(root=str(tmp_path), start=5)
+    with pytest.raises(RecipeError, match=r"^test_start = 2 leaves out all 2 samples\. Set it to at most 1"):
+        factory(root=str(tmp_path), test_start=2)
 
 
 @pytest.mark.parametrize(

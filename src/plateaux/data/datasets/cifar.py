@@ -110,7 +110,7 @@ def _load(
     return DataSplits(
         name,
         train=take(x, y, *ranges[0]),
-        test=take(test_x, test_y, *ranges[1]),
+        test=take(test_x, test_y, *ranges[1], key="test_start"),
         classes=layout.classes,
         shape=(3, 32, 32),
         mean=per_channel(mean_and_std[0], default[0], 3),

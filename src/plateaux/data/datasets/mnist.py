@@ -103,7 +103,7 @@ def _load(
     return DataSplits(
         name,
         train=take(x, y, *ranges[0]),
-        test=take(test_x, test_y, *ranges[1]),
+        test=take(test_x, test_y, *ranges[1], key="test_start"),
         classes=10,
         shape=(1, 28, 28),
         mean=mean,
