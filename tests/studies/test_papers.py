@@ -32,6 +32,7 @@ from plateaux.studies.smoke import cover, shrink, smoke_study
 from plateaux.studies.study import Study
 from plateaux.studies.tables import declared_tables, row_label, select
 
+STUDIES = Path(__file__).parents[2] / "studies"
 PAPERS = sorted(name for name, file in builtin_studies().items() if file.parent.name == "papers")
 LONG = bool(os.environ.get("PLATEAUX_LONG"))
 # In CI a third, the same in every run: the seed is one with every paper and without the longest studies.
@@ -169,6 +170,9 @@ def test_a_smoke_test_keeps_differences_between_conditions() -> None:
         ("lu2024_figure7", 27, None),
         ("rethinking2025_table1", 6, (3 * 10 * 100 + 3 * 10 * 200) * 50_000),
         ("sed2024_table1", 6, None),  # nor a file with the weights of the backbone
+        # 2 repetitions x 3 members x 40 epochs of 1,000 images: rho = 0 once, three other values twice.
+        pytest.param(str(STUDIES / "sharpbalance_pilot.toml"), 8, 2 * 3 * 40 * (1 + 3 * 2) * 1000, id="pilot"),
+        pytest.param(str(STUDIES / "sharpbalance_tuning_mlp.toml"), 93, None, id="tuning_mlp"),  # on Fashion-MNIST
     ],
 )
 def test_a_dry_run_needs_no_data(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from plateaux.core.types import Inputs
+from plateaux.data.files import limited_count, remaining_count
 from plateaux.data.sources import DataSplits, Source
 
 
@@ -24,6 +25,8 @@ class PublishedSize:
 
 
 SIZES: Mapping[str, PublishedSize] = {
+    "mnist": PublishedSize(60_000, 10_000, 10, (1, 28, 28)),
+    "fashion_mnist": PublishedSize(60_000, 10_000, 10, (1, 28, 28)),
     "cifar10": PublishedSize(50_000, 10_000, 10, (3, 32, 32)),
     "cifar100": PublishedSize(50_000, 10_000, 100, (3, 32, 32)),
     "tiny_imagenet": PublishedSize(100_000, 10_000, 200, (3, 64, 64)),
@@ -55,9 +58,14 @@ def published_stand_in(name: str, options: Mapping[str, Any]) -> DataSplits | No
         shape = (int(options.get("length", shape[0])),)
     if len(shape) == 3 and isinstance(options.get("size"), int):
         shape = (3, options["size"], options["size"])
-    train = min(known.train, int(options.get("limit") or known.train))
-    test = min(known.test, int(options.get("test_limit") or known.test))
+    train, test = _selected(known.train, options, ""), _selected(known.test, options, "test_")
     return DataSplits(name, ZeroSource(train, shape), ZeroSource(test, shape), known.classes, shape)
+
+
+def _selected(count: int, options: Mapping[str, Any], prefix: str) -> int:
+    """Return how many of `count` samples the options `start` and `limit` with this prefix select."""
+    key = f"{prefix}start"
+    return limited_count(remaining_count(count, options.get(key, 0), key=key), options.get(f"{prefix}limit"))
 
 
 class ZeroSource(Source):
