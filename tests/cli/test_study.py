@@ -476,6 +476,17 @@ def test_an_address_needs_an_executor_with_a_cluster(file: Path, tmp_path: Path)
         assert not (tmp_path / "out" / "runs").exists()
 
 
+def test_an_address_is_checked_for_every_run(tmp_path: Path) -> None:
+    file = tmp_path / "two_executors.toml"
+    (tmp_path / "base.toml").write_text(Recipe.from_dict({**BASE, "executor": {"name": "ray"}}).to_toml())
+    cluster, here = "cluster = {method = {rho = 0.0}}", 'here = {executor = {name = "local"}}'
+    file.write_text("\n".join(['base = "base.toml"', "[grid.place]", cluster, here]))
+    done = call(file, "--address", "127.0.0.1:6379", "--dry-run", "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "--address 127.0.0.1:6379 is for a Ray cluster, but the executor is 'local'" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_dry_run_is_shown_to_a_person(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")

@@ -99,7 +99,7 @@ def study(
 
 
 def _check_options(runner: "StudyRunner", pattern: str, address: str | None) -> None:
-    for spec in runner.runs[:1]:
+    for spec in runner.runs:
         check_address_option(address, runner.training_recipe(spec), runner.components.trust)
     if not runner.wanted:
         names = "\n  ".join(str(trial) for trial in runner.trials[:10])
