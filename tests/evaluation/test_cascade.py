@@ -15,6 +15,7 @@ from reference import cascade as reference
 
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError, StorageError
+from plateaux.data.corruptions.corrupt import CORRUPTIONS
 from plateaux.data.sources import from_tensors
 from plateaux.ensembles import cascade as cascades
 from plateaux.ensembles import conformal, selective, temperature
@@ -27,6 +28,7 @@ from plateaux.evaluation.predict import predict
 from plateaux.evaluation.predictions import MemberOutputs, error_probability, predict_all
 from plateaux.evaluation.splits import eval_split
 from plateaux.evaluation.tables import to_markdown
+from plateaux.storage.generated_files import WRITERS
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.training.train import train
@@ -246,6 +248,18 @@ def test_other_datasets_need_no_labels_and_have_no_guarantee(run: Path) -> None:
     text = to_markdown([own, other])
     assert "digits: cascade" in text
     assert "does not hold" in text
+
+
+def test_only_the_corruptions_that_are_missing_are_skipped(tmp_path: Path, log_lines: list[str]) -> None:
+    WRITERS["cifar10"](tmp_path / "data", {})
+    data = {"name": "cifar10", "root": str(tmp_path / "data"), "batch_size": 8}
+    train(Recipe.from_dict({**RECIPE, "members": 3, "data": data, "train": {"epochs": 1}}), tmp_path / "run")
+    calibrate(tmp_path / "run", split="test", fraction=0.5, fit=FIT)
+    (tmp_path / "data" / "CIFAR-10-C" / "fog.npy").write_bytes(b"")
+    suites = {"C-5": ["corrupted:all:5"]}
+    _, *found = evaluate_cascade(tmp_path / "run", suites=suites, skip_missing=True, exclude_calibration_ids=True)
+    assert [each.split for each in found] == [f"corrupted:{kind}:5 (C-5)" for kind in CORRUPTIONS if kind != "fog"]
+    assert [line for line in log_lines if line.startswith("corrupted:fog:5 is skipped: ")]
 
 
 def test_corrupted_samples_have_no_guarantee_and_exclude_those_of_the_fit(tmp_path: Path) -> None:

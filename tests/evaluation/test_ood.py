@@ -14,6 +14,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, RecipeError, RunError
 from plateaux.core.registry import dataset
 from plateaux.core.row_names import ALL_MEMBERS, row_name
+from plateaux.data.corruptions.corrupt import CORRUPTIONS
 from plateaux.data.sources import DataSplits, Source, from_tensors
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.evaluation import Evaluation
@@ -163,16 +164,40 @@ def test_metrics_without_labels_are_computed_on_the_other_samples(run: Path) -> 
         detect_ood(run, {"near": ["digits"]}, metrics=["accuracy"])
 
 
-def test_corruptions_of_the_own_samples_are_sets(tmp_path: Path) -> None:
+@pytest.fixture
+def cifar_run(tmp_path: Path) -> Path:
+    """A run on generated files of CIFAR-10, with all published corruptions next to them."""
     WRITERS["cifar10"](tmp_path / "data", {})
     data = {"name": "cifar10", "root": str(tmp_path / "data"), "batch_size": 8}
     train(Recipe.from_dict({**RECIPE, "data": data, "model": {"name": "cnn", "channels": [4]}}), tmp_path / "run")
-    found = detect_ood(tmp_path / "run", {"C-5": ["corrupted:all:5"]})
+    return tmp_path / "run"
+
+
+def test_corruptions_of_the_own_samples_are_sets(cifar_run: Path) -> None:
+    found = detect_ood(cifar_run, {"C-5": ["corrupted:all:5"]})
     assert len(found) == 15 + 1
     assert found[0].split == "corrupted:gaussian_noise:5 (C-5)"
     assert found[0].data["outside"]["source"] == "published files"
     assert found[-1].split == "mean of C-5 (15 sets)"
     with pytest.raises(RunError, match="There is no corruption called 'fogg'"):
-        detect_ood(tmp_path / "run", {"C-5": ["corrupted:fogg:5"]})
+        detect_ood(cifar_run, {"C-5": ["corrupted:fogg:5"]})
     auroc = row_name(ALL_MEMBERS, "energy", "auroc")
     assert found[-1].rows[auroc].value == pytest.approx(np.mean([each.rows[auroc].value for each in found[:-1]]))
+
+
+def test_only_the_corruptions_that_are_missing_are_skipped(cifar_run: Path, log_lines: list[str]) -> None:
+    folder = cifar_run.parent / "data" / "CIFAR-10-C"
+    for kind in ("gaussian_noise", "fog"):  # the first of all, and one between others
+        (folder / f"{kind}.npy").write_bytes(b"")
+    suites = {"C-5": ["corrupted:all:5"], "C-3": ["corrupted:fog:3", "corrupted:snow:3"]}
+    with pytest.raises(DataError, match=r"gaussian_noise\.npy cannot be read"):
+        detect_ood(cifar_run, suites)
+    log_lines.clear()
+    found = detect_ood(cifar_run, suites, skip_missing=True)
+    kept = [f"corrupted:{kind}:5 (C-5)" for kind in CORRUPTIONS if kind not in ("gaussian_noise", "fog")]
+    assert [each.split for each in found] == [*kept, "mean of C-5 (13 sets)", "corrupted:snow:3 (C-3)"]
+    assert found[13].data["sets"] == kept
+    skipped = [line.split(" is skipped: ")[0] for line in log_lines if " is skipped: " in line]
+    assert skipped == ["corrupted:gaussian_noise:5", "corrupted:fog:5", "corrupted:fog:3"]
+    with pytest.raises(RunError, match="'corrupted:all:9': the severity must be"):
+        detect_ood(cifar_run, {"C": ["corrupted:all:9"]}, skip_missing=True)

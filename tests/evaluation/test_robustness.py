@@ -72,6 +72,18 @@ def test_other_metrics_have_means_over_all_and_by_severity() -> None:
     assert robustness(results) == [found]
 
 
+def test_a_mean_over_published_and_generated_images_names_both_sources() -> None:
+    sources = {"fog": "published files", "snow": "generated, CIFAR-C-like"}
+    results = [
+        MetricResult(metric, f"{kind} {level}", {"member 0": Estimate(0.5, 0.1)}, False, {},
+                     {"name": "cifar10", "source": source, "corruption": kind, "severity": level})
+        for metric in ("nll", "accuracy") for kind, source in sources.items() for level in (1, 2)
+    ]  # fmt: skip
+    found = {each.metric: each.data["source"] for each in robustness(results)}
+    assert found["nll under corruption"] == "generated, CIFAR-C-like, published files"
+    assert found["accuracy under corruption"] == "generated, CIFAR-C-like, published files"
+
+
 def test_without_corruption_there_is_nothing_to_sum_up() -> None:
     assert robustness([]) == []
 

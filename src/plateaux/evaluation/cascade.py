@@ -26,7 +26,7 @@ from plateaux.evaluation.ood import Suites, skip_missing_data
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.splits import EvalSplit, eval_splits, ood_splits
+from plateaux.evaluation.splits import EvalSplit, eval_splits, ood_set_names, ood_splits
 from plateaux.storage.run import Run, RunLike
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def evaluate_cascade(
             outputs = without_fitted(outputs, calibration, target.name, exclude=exclude_calibration_ids)
         results.append(_result(evaluator, target, outputs, calibration))
     for suite, datasets in suites.items():
-        for name in datasets:
+        for name in ood_set_names(evaluator.data_info, datasets):
             with skip_missing_data(name, skip=skip_missing):
                 for target in ood_splits(evaluator.recipe, evaluator.data_info, name, suite, components):
                     outputs = predict_all(evaluator, target, progress=progress)

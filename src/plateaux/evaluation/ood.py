@@ -26,7 +26,7 @@ from plateaux.evaluation.evaluator import Evaluator, RunSums
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.splits import eval_split, ood_splits
+from plateaux.evaluation.splits import eval_split, ood_set_names, ood_splits
 from plateaux.storage.run import Run, RunLike
 
 OPENOOD = {  # the near and far sets of OpenOOD 1.5, by the dataset of the run
@@ -110,7 +110,7 @@ def detect_ood(
     results: list[MetricResult] = []
     for suite, names in suites.items():
         in_suite: list[MetricResult] = []
-        for name in names:
+        for name in ood_set_names(evaluator.data_info, names):
             with skip_missing_data(name, skip=skip_missing):
                 for split in ood_splits(evaluator.recipe, evaluator.data_info, name, suite, components):
                     outside, other = evaluator.accumulate(split, {"ood": SCORES, **extra}, subsets, progress=progress)

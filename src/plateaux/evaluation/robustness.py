@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from plateaux.core.bounded import Finite
 from plateaux.core.errors import DataError
@@ -38,7 +39,6 @@ def robustness(results: Sequence[MetricResult], baseline: Baseline | None = None
     accuracies = {(str(part.data["corruption"]), int(part.data["severity"])): part.rows for part in parts}
     kinds = list(dict.fromkeys(kind for kind, _ in accuracies))
     severities = sorted({severity for _, severity in accuracies})
-    sources = sorted({str(part.data["source"]) for part in parts})
     rows: dict[RowName, Estimate] = {}
     for row in parts[0].rows:
         values = {split: accuracy[row] for split, accuracy in accuracies.items()}
@@ -48,8 +48,7 @@ def robustness(results: Sequence[MetricResult], baseline: Baseline | None = None
             rows[row.with_part(f"severity {severity}")] = mean_of_paired(at_severity)
         for kind in kinds:
             rows[row.with_part(kind)] = mean_of_paired([value for (name, _), value in values.items() if name == kind])
-    metadata = {key: value for key, value in parts[0].data.items() if key not in ("corruption", "severity", "source")}
-    data = {**metadata, "corruptions": kinds, "severities": severities, "source": ", ".join(sources)}
+    data = _shared_data(parts, kinds, severities)
     definition = f"mean accuracy over {len(kinds)} corruptions x {len(severities)} severities; {SHARED_SAMPLES}"
     summary = replace(parts[0], metric="accuracy under corruption", split="corrupted", rows=rows, data=data,
                       definition=definition, percent=True)  # fmt: skip
@@ -67,11 +66,17 @@ def _mean_over_corruptions(parts: Sequence[MetricResult]) -> MetricResult:
         for severity in sorted(set(levels)):
             at_severity = [value for value, level in zip(values, levels, strict=True) if level == severity]
             rows[row.with_part(f"severity {severity}")] = mean_of_paired(at_severity)
-    metadata = {key: value for key, value in parts[0].data.items() if key not in ("corruption", "severity")}
-    data = {**metadata, "corruptions": kinds, "severities": sorted(set(levels))}
+    data = _shared_data(parts, kinds, sorted(set(levels)))
     definition = f"mean over {len(kinds)} corruptions x {len(set(levels))} severities; {SHARED_SAMPLES}"
     name = f"{parts[0].metric} under corruption"
     return replace(parts[0], metric=name, split="corrupted", rows=rows, data=data, definition=definition)
+
+
+def _shared_data(parts: Sequence[MetricResult], kinds: list[str], severities: list[int]) -> dict[str, Any]:
+    """Return what a mean says about its data, with all sources: images may be published for some corruptions only."""
+    metadata = {key: value for key, value in parts[0].data.items() if key not in ("corruption", "severity")}
+    sources = sorted({str(part.data["source"]) for part in parts})
+    return {**metadata, "corruptions": kinds, "severities": severities, "source": ", ".join(sources)}
 
 
 def read_baseline(file: Path) -> Baseline:

@@ -191,6 +191,22 @@ def ood_splits(
     return [replace(split, name=split.spec, family=suite, labeled=False) for split in own]
 
 
+def ood_set_names(info: DataInfo, names: Sequence[str]) -> list[str]:
+    """Return the names with one for each set: `corrupted:all:5` gives `corrupted:gaussian_noise:5` and 14 others.
+
+    A set that is missing can then be skipped by name, and the others of its group are kept.
+    """
+    return [single for name in names for single in _single_sets(info, name)]
+
+
+def _single_sets(info: DataInfo, name: str) -> list[str]:
+    if name.split(":")[0] != "corrupted":
+        return [name]
+    group, limit = _parse_limit(name)
+    suffix = "" if limit is None else f"@{limit}"
+    return [f"corrupted:{kind}:{severity}{suffix}" for kind, severity in _corruptions(info, group)]
+
+
 def ood_split(name: str, suite: str, components: Components = NO_COMPONENTS) -> EvalSplit:
     """Return the test samples of another dataset, or images by path, at the shape of the run's inputs."""
     if is_image_path(name):
@@ -268,6 +284,12 @@ def _open_own(name: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]
 
 
 def _corrupted_splits(recipe: Recipe, info: DataInfo, name: str, cache: str | Path | None) -> list[EvalSplit]:
+    root = data_root(recipe.data.options.get("root"))
+    return [_corrupted_split(info, root, kind, severity, cache) for kind, severity in _corruptions(info, name)]
+
+
+def _corruptions(info: DataInfo, name: str) -> list[tuple[str, int]]:
+    """Return the kinds and severities of a name such as `corrupted:all:5`."""
     _, *rest = name.split(":")
     kinds = GROUPS.get(rest[0], (rest[0],)) if rest else CORRUPTIONS
     severities = SEVERITIES if len(rest) < 2 else (rest[1],)
@@ -282,8 +304,7 @@ def _corrupted_splits(recipe: Recipe, info: DataInfo, name: str, cache: str | Pa
         )
     if len(rest) > 2 or any(str(severity) not in ("1", "2", "3", "4", "5") for severity in severities):
         raise RunError(f"{name!r}: the severity must be 1, 2, 3, 4 or 5, as in corrupted:fog:3")
-    root = data_root(recipe.data.options.get("root"))
-    return [_corrupted_split(info, root, kind, int(severity), cache) for kind in kinds for severity in severities]
+    return [(kind, int(severity)) for kind in kinds for severity in severities]
 
 
 def _published(info: DataInfo, root: Path, kind: str, severity: int) -> Source | None:
