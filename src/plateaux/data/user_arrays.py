@@ -39,7 +39,7 @@ def _convert(x: Any, what: str) -> Tensor:
     if values.is_complex():
         raise DataError(f"{what} has complex numbers: give real ones, such as the real and imaginary part as features.")
     if values.is_floating_point():
-        bad = ~torch.cat([rows.flatten(1).isfinite().all(1) for rows in values.split(CHUNK_ROWS)])
+        bad = ~torch.cat([rows.flatten(1).isfinite().all(1) for rows in torch.split(values, CHUNK_ROWS)])
         if bool(bad.any()):
             raise DataError(
                 f"{what} has NaN or infinity in {int(bad.sum()):,} of {len(values):,} samples (first: sample "
@@ -129,4 +129,4 @@ def mean_and_std(x: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _chunks(x: Tensor, scale: float) -> Iterator[Tensor]:
-    return (rows.to(torch.float64, copy=True).div_(scale) for rows in x.split(CHUNK_ROWS))
+    return (rows.to(torch.float64, copy=True).div_(scale) for rows in torch.split(x, CHUNK_ROWS))

@@ -25,7 +25,7 @@ def read_table(x: Any) -> NDArray[np.float32]:
             f"x = pandas.get_dummies(x, columns={other[:3]}), or drop them."
         )
     table: NDArray[np.float32] = frame.to_numpy(dtype=np.float32, na_value=np.nan)
-    missing = [str(name) for name, bad in zip(frame.columns, np.isnan(table).any(0), strict=True) if bad]
+    missing = [str(frame.columns[i]) for i in np.flatnonzero(np.isnan(table).any(axis=0))]
     if missing:
         raise DataError(
             f"x has missing values in {len(missing)} columns ({', '.join(map(repr, missing[:3]))}): replace them, as "

@@ -80,7 +80,7 @@ def fit(
         )
     recipe = build_recipe(
         data,
-        name or getattr(model, "__name__", "given"),
+        name or str(getattr(model, "__name__", "custom")),
         members=members,
         method=method,
         epochs=epochs,

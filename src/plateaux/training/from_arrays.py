@@ -44,7 +44,8 @@ def from_arrays(
     integers of a DataFrame, and booleans are features. A run keeps a copy of up to 1 GiB of arrays in its folder.
 
     Args:
-        x: The inputs `[N, ...]`, a mapping of named inputs, a DataFrame, or a data set with labels.
+        x: The inputs `[N, ...]`, a mapping of named inputs, a DataFrame, or a data set with labels. The split "test" of
+            a `DatasetDict` is the test set.
         y: The labels `[N]`: class numbers or text. None: `x` is a data set with labels.
         test: The fraction of the samples to hold out as a test set, or the test set itself: `(x, y)` or a data set.
         classes: The number of classes; by default those in the labels. Needed for a torch `Dataset` without `classes`.
@@ -56,8 +57,8 @@ def from_arrays(
     """
     if is_hugging_face(x):
         _refuse_labels(x, y)
-        x, given = train_and_test(x)
-        test = test if given is None else given
+        x, test_split = train_and_test(x)
+        test = test if test_split is None else test_split
         x, y, names = read_columns(x, inputs, label)
     elif isinstance(x, TensorDataset):
         _refuse_labels(x, y)
@@ -173,6 +174,8 @@ def _is_array(x: Any) -> bool:
 
 
 def _read_test(test: Any, inputs: str | Sequence[str] | None, label: str | None) -> tuple[Inputs, NDArray[Any]]:
+    x: Any
+    y: Any
     if is_hugging_face(test):
         x, y, _ = read_columns(test, inputs, label)
     elif isinstance(test, TensorDataset):
