@@ -113,7 +113,7 @@ class ForwardRecords:
             hook(None)
         for tensor in tensors:
             if tensor.requires_grad:
-                tensor.register_hook(hook)
+                tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
 class _Hook:
@@ -123,7 +123,7 @@ class _Hook:
         self.records = (lambda: None) if records is None else ref(records)
         self.is_before = is_before
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, module: nn.Module, inputs: Any, output: Any = None) -> None:
         records = self.records()
         if records is None or records.module() is not module or not torch.is_grad_enabled():

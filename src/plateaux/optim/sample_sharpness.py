@@ -61,7 +61,8 @@ class SampleSharpness:
             for layer, _ in modes:
                 layer.training = False
             batch = Batch(x, y, torch.arange(len(y), device=y.device))
-            return self._output(MemberModule(self._module), batch).detach().double()
+            scores = self._output(MemberModule(self._module), batch)
+            return scores.detach().to(torch.float64)
         finally:
             for layer, mode in modes:
                 layer.training = mode

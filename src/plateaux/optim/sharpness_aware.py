@@ -15,7 +15,7 @@ gradients that the loop computes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -74,7 +74,9 @@ class SharpnessAware(torch.optim.Optimizer):
         self, optimizer: torch.optim.Optimizer, *, rho: float, model: nn.Module, adaptive: bool = False
     ) -> None:
         if not rho >= 0 or rho == float("inf"):
-            raise TrainingLoopError(f"rho = {rho} is not a radius; set it to a finite number of at least 0, such as 0.05")
+            raise TrainingLoopError(
+                f"rho = {rho} is not a radius; set it to a finite number of at least 0, such as 0.05"
+            )
         self.optimizer = optimizer
         self.rho, self.adaptive = rho, adaptive
         self._gradients = GradientState(optimizer, model)
@@ -151,7 +153,7 @@ class SharpnessAware(torch.optim.Optimizer):
             )
         return self._gradients.mixed(sam_on_subset(update, warmup=plain_gradient), mask)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step of the wrapped optimizer with the gradient at the perturbed weights.
 
         A closure computes the loss and the gradient and returns the loss. It is called twice: at the weights, and at
@@ -171,12 +173,13 @@ class SharpnessAware(torch.optim.Optimizer):
         with torch.enable_grad():
             loss = closure()
         now = records.with_gradient()
-        if now and any(record in now for record in earlier):
+        if all(record in earlier for record in now):  # no backward pass
+            return loss
+        if any(record in now for record in earlier):
             raise TrainingLoopError(NOT_RECOMPUTED)
-        if now:
-            with self.perturbed(), torch.enable_grad():
-                rng.restore()
-                closure()
+        with self.perturbed(), torch.enable_grad():
+            rng.restore()
+            closure()
         return loss
 
 
@@ -193,7 +196,7 @@ class GradientState:
     def params(self) -> TensorTree:
         """Return the parameters of the optimizer by their names in the model."""
         optimized = {param for group in self.optimizer.param_groups for param in group["params"]}
-        params = {name: param for name, param in self.model.named_parameters() if param in optimized}
+        params: TensorTree = {name: param for name, param in self.model.named_parameters() if param in optimized}
         if len(params) < len(optimized):
             raise TrainingLoopError(
                 f"{len(optimized) - len(params)} of {len(optimized)} parameters of the optimizer are not parameters of "
@@ -282,7 +285,7 @@ class GradientState:
             self.reset()
             raise TrainingLoopError(PARTS_LEFT)
 
-    def _parts(self, params: TensorTree, update: Update, mask: Tensor) -> Iterator[slice | Tensor]:
+    def _parts(self, params: TensorTree, update: Update, mask: Tensor) -> Generator[slice | Tensor]:
         """Yield the rows of every request of an update, and answer the request with the gradient in `.grad`."""
         requests = update(params, self._context(len(mask), mask))
         answer: TensorTree | None = None
@@ -359,6 +362,6 @@ def _clear(params: TensorTree) -> None:
 
 
 def _nan_unless_finite(gradient: TensorTree) -> Tensor:
-    """Return 1, or NaN if the gradient is not finite, so that a GradScaler skips the step; this does not synchronize."""
+    """Return 1, or NaN if the gradient is not finite, for a GradScaler to skip the step. This does not synchronize."""
     norm = tensor_tree.norm(gradient)
     return torch.where(torch.isfinite(norm), 1.0, torch.nan).to(norm.dtype)

@@ -66,8 +66,9 @@ class SharpBalancePartition:
         self._check(member)
         chunks = [scores] if isinstance(scores, Tensor | np.ndarray) else scores
         assert isinstance(chunks, Iterable)
-        metadata = {**self._text_metadata(), "member": str(member)}
+        self._store.delete("summary.json")  # the sets of earlier scores are outdated
         written = 0
+        metadata = {"samples": str(self.samples), "members": str(self.members), "member": str(member)}
         with self._store.array_writer(_scores_path(member), np.float32, self.samples, metadata) as write:
             for chunk in chunks:
                 values = _float32(chunk)
@@ -94,7 +95,7 @@ class SharpBalancePartition:
             raise RunError(f"Members {missing} have no scores in {self._store.root}: call add_scores for each of them")
         names = [_scores_path(member) for member in range(self.members)]
         for name in names:
-            self._load(name, self.samples)
+            self._load(name, self.samples, ("samples", "members"))
         scores = StoredScores(self._store, names, self.samples, derive_seed(self.seed, "meeting", 0))
         files = {_sam_set_path(m): {**self._text_metadata(), "member": str(m)} for m in range(self.members)}
         summary = {**self._metadata, **scores.write_sets(self._assign, files)}
@@ -111,7 +112,7 @@ class SharpBalancePartition:
         self._check(member)
         if not self.is_built:
             raise RunError(f"There are no sharpness-aware sets in {self._store.root}: call build() after add_scores")
-        return partial(lookup, self._load(_sam_set_path(member), -(-self.samples // 8)))
+        return partial(lookup, self._load(_sam_set_path(member), -(-self.samples // 8), tuple(self._metadata)))
 
     def _check(self, member: int) -> None:
         if not 0 <= member < self.members:
@@ -120,13 +121,14 @@ class SharpBalancePartition:
     def _text_metadata(self) -> dict[str, str]:
         return {key: str(value) for key, value in self._metadata.items()}
 
-    def _load(self, name: str, length: int) -> NDArray[Any]:
+    def _load(self, name: str, length: int, keys: Iterable[str]) -> NDArray[Any]:
         metadata, values = self._store.get_array(name)
-        stored = {key: metadata.get(key) for key in self._metadata}
-        if stored != self._text_metadata() or len(values) != length:
+        stored = {key: metadata.get(key) for key in keys}
+        expected = {key: str(self._metadata[key]) for key in keys}
+        if stored != expected or len(values) != length:
             raise RunError(
-                f"{self._store.root / name} belongs to another partition: {stored}; this one has "
-                f"{self._text_metadata()}. Use another folder, or delete this one"
+                f"{self._store.root / name} belongs to another partition: {stored}; this one has {expected}. "
+                "Use another folder, or delete this one"
             )
         return values
 
