@@ -7,6 +7,7 @@ import gc
 import io
 import pickle
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -156,6 +157,25 @@ def test_pitfall_gradient_accumulation_a_perturbation_per_micro_batch_equals_m_s
     assert not same_bits(expected, sam_weights(own, name="momentum"))
 
 
+def test_pitfall_gradient_accumulation_with_zero_grad_in_a_closure() -> None:
+    """The closure discards its own first gradient, and not those of earlier micro-batches."""
+    gradients = []
+    for clears in (False, True):
+        own, module = same_start()
+        optimizer = wrapped(module)
+        first, second = own.batch.take(slice(0, 4)), own.batch.take(slice(4, 8))
+        F.cross_entropy(module(first.x), first.y).backward()
+        with optimizer.perturbed():
+            F.cross_entropy(module(first.x), first.y).backward()
+        F.cross_entropy(module(second.x), second.y).backward()
+        with optimizer.perturbed():
+            if clears:
+                optimizer.zero_grad()
+            F.cross_entropy(module(second.x), second.y).backward()
+        gradients.append({name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None})
+    assert same_bits(*gradients)
+
+
 def test_pitfall_gradient_accumulation_replays_the_noise_of_every_micro_batch() -> None:
     own, module = same_start("dropout")
     noise: list[Tensor] = []
@@ -252,24 +272,23 @@ def test_pitfall_grad_scaler_equals_training_without_a_scaler() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-@pytest.mark.parametrize("second_reads_weights", [True, False])
-def test_pitfall_grad_scaler_sees_an_overflow_of_the_first_gradient(bad: float, second_reads_weights: bool) -> None:
-    own, module = same_start(dtype=F32)
-    optimizer, scaler = wrapped(module, "momentum"), torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    before = weights_and_buffers(module)
-    scaler.scale(F.cross_entropy(module(own.batch.x), own.batch.y)).backward()
-    next(module.parameters()).grad[0, 0] = bad  # type: ignore[index]
+@pytest.mark.parametrize("second_is_finite", [True, False])
+def test_pitfall_grad_scaler_sees_an_overflow_of_the_first_gradient(bad: float, second_is_finite: bool) -> None:
+    torch.manual_seed(0)
+    net, x, y = nn.Linear(3, 2), torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
+    optimizer, scaler = wrapped(net, "momentum"), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    before = weights_and_buffers(net)
+    scaler.scale(F.cross_entropy(net(x), y)).backward()
+    net.weight.grad[0, 0] = bad  # type: ignore[index]
     with optimizer.perturbed():
-        if second_reads_weights:
-            scaler.scale(F.cross_entropy(module(own.batch.x), own.batch.y)).backward()
-        else:  # a gradient that is finite even at weights that are NaN
-            scaler.scale(sum(p.sum() for p in module.parameters())).backward()
+        outputs = net(x).nan_to_num(0.5) if second_is_finite else net(x)  # the weights are NaN
+        scaler.scale(F.cross_entropy(outputs, y)).backward()
     scaler.step(optimizer)
     scaler.update()
-    assert same_bits(weights_and_buffers(module), before)
+    assert same_bits(weights_and_buffers(net), before)
     assert scaler.get_scale() == 2.0**9
     optimizer.zero_grad()
-    F.cross_entropy(module(own.batch.x), own.batch.y).backward()
+    F.cross_entropy(net(x), y).backward()
     with pytest.raises(TrainingLoopError, match="without a gradient at perturbed weights"):
         optimizer.step()  # the gradient of the skipped step does not count
 
@@ -279,8 +298,7 @@ def test_pitfall_autocast_caches_weights_from_before_the_perturbation() -> None:
     for one_context in (True, False):
         own, module = same_start(dtype=F32)
         optimizer = wrapped(module, rho=2.0)
-        outer = torch.autocast("cpu", torch.bfloat16, enabled=one_context)
-        with outer:
+        with torch.autocast("cpu", torch.bfloat16) if one_context else nullcontext():
             with torch.autocast("cpu", torch.bfloat16):
                 loss = F.cross_entropy(module(own.batch.x), own.batch.y)
             loss.backward()

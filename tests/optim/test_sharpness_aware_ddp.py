@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from tests.optim.custom_loops import OPTIMIZERS, batches_of, same_bits
 
 SAM_SET = torch.tensor([True, False, True, False, False, True, False, True])
 NO_STATISTICS = ("mask", "conv_bn")
-KINDS = ["global", "per_worker", "accumulation", "mask"]
+KINDS = ["global", "per_worker", "accumulation", "micro_batches", "mask"]
 
 
 def params_of(module: nn.Module) -> TensorTree:
@@ -40,7 +41,12 @@ def engine_and_ddp(kind: str, net: str, pass_inner: bool = False) -> tuple[Tenso
     parts = [batch.take(executor.shard(8)) for batch in batches_of(own)]
 
     trained = copy.deepcopy(own.module)
-    method = sam(cross_entropy(), rho=0.3, perturbation="per_worker" if kind == "per_worker" else "global")
+    method = sam(
+        cross_entropy(),
+        rho=0.3,
+        perturbation="per_worker" if kind == "per_worker" else "global",
+        m=2 if kind == "micro_batches" else None,
+    )
     if kind == "mask":
         method = sharpbalance(cross_entropy(), epochs=2, rho=0.3)
     state = make_state(trained, method)
@@ -55,7 +61,7 @@ def engine_and_ddp(kind: str, net: str, pass_inner: bool = False) -> tuple[Tenso
     optimizer = SharpnessAware(OPTIMIZERS["momentum"](inner.parameters()), rho=0.3, model=inner if pass_inner else ddp)
     for part in parts:
         optimizer.zero_grad()
-        {"per_worker": per_worker, "accumulation": accumulated, "mask": masked}.get(kind, plain)(optimizer, ddp, part)
+        LOOPS[kind](optimizer, ddp, part)
         optimizer.step()
     return params_of(trained), params_of(inner), has_local_perturbations(kind, optimizer, ddp, parts[0])
 
@@ -90,10 +96,34 @@ def accumulated(optimizer: SharpnessAware, ddp: DistributedDataParallel, part: A
         both()
 
 
+def micro_batches(optimizer: SharpnessAware, ddp: DistributedDataParallel, part: Any) -> None:
+    for rows, is_last in ((slice(0, 2), False), (slice(2, 4), True)):
+        with ddp.no_sync():
+            (loss_of(ddp, part.take(rows)) / 2).backward()
+        with optimizer.perturbed(), nullcontext() if is_last else ddp.no_sync():
+            (loss_of(ddp, part.take(rows)) / 2).backward()
+
+
 def masked(optimizer: SharpnessAware, ddp: DistributedDataParallel, part: Any) -> None:
     with optimizer.perturbed(mask=SAM_SET[part.index]) as parts:
         for rows in parts:
             (F.cross_entropy(ddp(part.x[rows]), part.y[rows], reduction="sum") / len(part)).backward()
+
+
+def masks_of_micro_batches(optimizer: SharpnessAware, ddp: DistributedDataParallel, part: Any) -> None:
+    with ddp.no_sync():
+        masked(optimizer, ddp, part.take(slice(0, 2)))
+    masked(optimizer, ddp, part.take(slice(2, 4)))
+
+
+LOOPS = {
+    "global": plain,
+    "per_worker": per_worker,
+    "accumulation": accumulated,
+    "micro_batches": micro_batches,
+    "mask": masked,
+    "masks_of_micro_batches": masks_of_micro_batches,
+}
 
 
 def has_local_perturbations(kind: str, optimizer: SharpnessAware, ddp: DistributedDataParallel, part: Any) -> bool:
@@ -134,3 +164,9 @@ def test_pitfall_ddp_global_and_per_worker_perturbations_differ() -> None:
 def test_the_module_inside_of_ddp_can_be_passed_as_the_model() -> None:
     for engine, ddp, _ in mesh(2).run("tests.optim.test_sharpness_aware_ddp:engine_and_ddp", "global", "mlp", True):
         assert same_bits(engine, ddp)
+
+
+def test_processes_stay_equal_if_only_the_last_micro_batch_communicates() -> None:
+    function = "tests.optim.test_sharpness_aware_ddp:engine_and_ddp"
+    first, second = mesh(2).run(function, "masks_of_micro_batches", "mlp")
+    assert same_bits(first[1], second[1])

@@ -54,6 +54,7 @@ class ForwardRecords:
         self.on_backward = on_backward
         self._records: list[ForwardRecord] = []
         self._replayed: Iterator[ForwardRecord] | None = None
+        self.has_replayed_gradient = False  # a backward pass went through the last replay
         for handle in (
             module.register_forward_pre_hook(_Hook(self, is_before=True)),
             module.register_forward_hook(_Hook(self, is_before=False)),
@@ -88,6 +89,7 @@ class ForwardRecords:
         """
         with torch.random.fork_rng(devices=cuda_devices(self.module())):
             self._replayed = iter(self.with_gradient())
+            self.has_replayed_gradient = False
             try:
                 yield
             finally:
@@ -100,12 +102,15 @@ class ForwardRecords:
             record.rng.restore()
 
     def after_forward(self, output: Any) -> None:
-        if self._replayed is not None or not self._records:
+        if not self._records:
             return
-        record = self._records[-1]
+        record, is_replayed = self._records[-1], self.is_replaying
         tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
         def hook(_: Tensor | None) -> None:
+            if is_replayed:
+                self.has_replayed_gradient = True
+                return
             record.has_gradient = True
             self.on_backward()
 

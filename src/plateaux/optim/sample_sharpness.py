@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -77,10 +77,10 @@ def _loss_of_members(loss: Callable[..., Tensor] | None) -> LossFn | None:
             return None
         loss = copy.copy(loss)
         loss.reduction = "none"
-    per_sample: Callable[..., Any] = loss
+    per_sample = loss
 
     def losses(outputs: Tensor, batch: Batch) -> Tensor:
-        values = per_sample(outputs[0], batch.y)
+        values: Tensor = per_sample(outputs[0], batch.y)
         if values.shape != batch.index.shape:
             raise TrainingLoopError(
                 f"The loss returned shape {list(values.shape)} for {len(batch)} samples; it must return one loss per "

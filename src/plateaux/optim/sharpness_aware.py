@@ -30,7 +30,15 @@ from plateaux.core.member import at_params, preserve_buffers
 from plateaux.core.method import StepContext, Update
 from plateaux.core.types import TensorTree
 from plateaux.optim.forward_records import ForwardRecords
-from plateaux.optim.sam import asam_direction, plain_gradient, sam, sam_direction, sam_on_subset
+from plateaux.optim.sam import (
+    MIN_FRACTION,
+    asam_direction,
+    count_gradients,
+    plain_gradient,
+    sam,
+    sam_direction,
+    sam_on_subset,
+)
 
 NO_SECOND_GRADIENT = (
     "SharpnessAware.step() was called without a gradient at perturbed weights, which would be a step without SAM: "
@@ -151,7 +159,9 @@ class SharpnessAware(torch.optim.Optimizer):
             raise TrainingLoopError(
                 f"mask has dtype {mask.dtype} and shape {list(mask.shape)}; it must contain one boolean per sample, [B]"
             )
-        return self._gradients.mixed(sam_on_subset(update, warmup=plain_gradient), mask)
+        return self._gradients.mixed(
+            sam_on_subset(update, warmup=plain_gradient), mask, passes=count_gradients(update, 1)
+        )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step of the wrapped optimizer with the gradient at the perturbed weights.
@@ -212,7 +222,9 @@ class GradientState:
 
     def discard(self) -> None:
         """Note that `.grad` was cleared; in a perturbed pass, this concerns only gradients computed in it."""
-        if not self.records.is_replaying:
+        if self.records.is_replaying:
+            self._restore_carried()
+        else:
             self.is_ready = False
             self.carried = {}
             self.records.discard_gradients()
@@ -228,6 +240,15 @@ class GradientState:
         self.carried = {name: param.grad.clone() for name, param in params.items() if param.grad is not None}
         _clear(params)
         self.is_ready = False
+
+    def _restore_carried(self) -> None:
+        """Let the next gradient add up with those of earlier micro-batches.
+
+        They are in `.grad` before the backward pass, because DistributedDataParallel then averages their sum.
+        """
+        params = self.params()
+        for name, value in self.carried.items():
+            params[name].grad = value.clone()
 
     @contextmanager
     def perturbed(self, update: Update) -> Iterator[None]:
@@ -248,20 +269,24 @@ class GradientState:
         _clear(params)
         try:
             with self._at(params, at):
+                self._restore_carried()
                 yield
         except BaseException:
             _clear(params)
             self.reset()
             raise
-        descent = _collect(params)
-        if not descent:
+        if not self.records.has_replayed_gradient:
+            _clear(params)
             self.reset()
             raise TrainingLoopError(NO_GRADIENT)
-        self._finish(params, descent, factor)
+        self._finish(self.params(), _collect(self.params()), factor)
 
     @contextmanager
-    def mixed(self, update: Update, mask: Tensor) -> Iterator[Iterator[slice | Tensor]]:
-        """Yield an iterator over the parts of a batch; the caller computes the gradient of each."""
+    def mixed(self, update: Update, mask: Tensor, *, passes: int) -> Iterator[Iterator[slice | Tensor]]:
+        """Yield an iterator over the parts of a batch; the caller computes the gradient of each.
+
+        `passes` is the number of gradients that SAM requests.
+        """
         if self.records.with_gradient():
             raise TrainingLoopError(
                 "optimizer.perturbed(mask=mask) computes all gradients of the batch in its block, but .grad contains "
@@ -271,7 +296,7 @@ class GradientState:
         if self.is_ready:
             self._carry()
         _clear(params)
-        parts = self._parts(params, update, mask)
+        parts = self._parts(params, update, mask, passes)
         try:
             yield parts
         except BaseException:
@@ -285,8 +310,9 @@ class GradientState:
             self.reset()
             raise TrainingLoopError(PARTS_LEFT)
 
-    def _parts(self, params: TensorTree, update: Update, mask: Tensor) -> Generator[slice | Tensor]:
+    def _parts(self, params: TensorTree, update: Update, mask: Tensor, passes: int) -> Generator[slice | Tensor]:
         """Yield the rows of every request of an update, and answer the request with the gradient in `.grad`."""
+        remaining = passes
         requests = update(params, self._context(len(mask), mask))
         answer: TensorTree | None = None
         factor = None
@@ -299,15 +325,21 @@ class GradientState:
                     return
             if request.average is not None:
                 answer = self._average(request.average)
+                fraction = float(answer["fraction"])
+                remaining = 1 if fraction < MIN_FRACTION else passes + (fraction <= 1 - MIN_FRACTION)
                 continue
+            remaining -= 1
             rows = slice(None) if request.rows is None else request.rows
             with ExitStack() as stack:
                 if request.at is None:
                     self.records.clear()
                 else:
                     stack.enter_context(self._at(params, request.at))
+                if not remaining:  # the gradient of the last part is added to the others, whatever they are
+                    self._restore_carried()
                 yield rows
-            if not _collect(params):
+            has_gradient = self.records.with_gradient() if request.at is None else self.records.has_replayed_gradient
+            if not has_gradient:
                 raise TrainingLoopError(NO_GRADIENT)
             answer = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in params.items()}
             if request.at is None:
@@ -326,15 +358,12 @@ class GradientState:
             torch.clear_autocast_cache()
 
     def _finish(self, params: TensorTree, descent: TensorTree, factor: Tensor | None) -> None:
-        """Put the gradient of the step into `.grad`, with that of earlier micro-batches."""
+        """Put the gradient of the step into `.grad`."""
         with torch.no_grad():
             for name, value in descent.items():
                 params[name].grad = value
             if factor is not None:
                 torch._foreach_mul_(list(descent.values()), factor)
-            for name, value in self.carried.items():
-                grad = params[name].grad
-                params[name].grad = value if grad is None else grad.add_(value)
         self.reset()
         self.is_ready = True
 
