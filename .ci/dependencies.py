@@ -16,23 +16,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = (
-    *(
-        "demo",
-        "vision",
-        "text",
-        "hf",
-        "lightning",
-        "accelerate",
-        "tensorboard",
-        "wandb",
-        "report",
-        "ray",
-        "cloud",
-        "parquet",
-    ),
-    *("onnx", "serve"),
-)
+EXTRAS = tuple("demo vision text hf lightning accelerate tensorboard wandb report ray cloud parquet onnx serve".split())
 CLASSIFIER = "License :: OSI Approved :: "
 
 
