@@ -16,7 +16,10 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = tuple("demo vision text hf lightning accelerate tensorboard wandb report ray cloud parquet onnx serve".split())
+EXTRAS = (
+    *("demo", "vision", "text", "hf", "lightning", "accelerate", "tensorboard", "wandb", "report", "ray", "cloud"),
+    *("parquet", "onnx", "serve"),
+)
 CLASSIFIER = "License :: OSI Approved :: "
 
 
