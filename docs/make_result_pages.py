@@ -16,6 +16,7 @@ from _generated import ROOT, write_or_check
 
 sys.path.insert(0, str(ROOT / "studies"))
 
+import _fair_test
 import _joint_results
 import four_resnets
 import joint_cifar100
@@ -55,6 +56,7 @@ def sharpbalance(file: Path) -> Tables:
 
 REPORTS = {"flat-and-diverse": "flat_and_diverse.json", "six-controls": "six_controls.json"}
 TABLES: dict[str, tuple[str, Callable[[Path], Tables]]] = {
+    "does-it-work": ("sharpbalance_test.json", _fair_test.tables),
     "four-resnets": ("four_resnets.json", four),
     "joint-cifar100": ("joint_cifar100.json", joint),
     "lora-mrpc": ("lora_mrpc.json", lora),

@@ -101,16 +101,19 @@ def test_tables(results: Sequence[ResultRow], sam_rho: float) -> dict[str, str]:
 
 
 def tables(file: Path) -> dict[str, str]:
-    """Return all tables of the page from the results files next to that of the test."""
+    """Return all tables of the page from the results files next to that of the test, which may not have run yet."""
     folder = file.parent
-    sam_rho = float(read_results(file)["study"]["base"]["method"]["rho"])
     tuning = results_from_study(folder / "sharpbalance_tuning_mlp.json")
+    test = {}
+    if file.exists():
+        sam_rho = float(read_results(file)["study"]["base"]["method"]["rho"])
+        test = test_tables(results_from_study(file), sam_rho)
     return {
         "pilot": pilot(results_from_study(folder / "sharpbalance_pilot_mlp.json")),
         "radii": choices(tuning),
         "sets": choices(results_from_study(folder / "sharpbalance_tuning_sets.json")),
         "power": power(tuning),
-        **test_tables(results_from_study(file), sam_rho),
+        **test,
     }
 
 

@@ -1,7 +1,7 @@
 """Choose the settings of every method on held-out images: the highest accuracy of the ensemble, mean over repetitions.
 
-    python studies/choose_settings.py runs/sharpbalance_tuning                        # the folder of the study
-    python studies/choose_settings.py studies/results/sharpbalance_tuning.json        # or its results alone
+    python studies/choose_settings.py runs/sharpbalance_tuning_mlp                    # the folder of the study
+    python studies/choose_settings.py studies/results/sharpbalance_tuning_mlp.json    # or its results alone
 
 Of equal settings the first of the study counts. Settings that not every repetition has are left out.
 """

@@ -195,11 +195,16 @@ def test_the_lead_with_fewer_members_is_subtracted() -> None:
     leads = {(3, 0): 0.01, (5, 0): 0.04, (3, 1): 0.02, (5, 1): 0.03}
     results = []
     for (members, repetition), lead in leads.items():
-        for method, number in (("SAM", 0.5 + members / 100), ("SharpBalance, paper", 0.5 + members / 100 + lead)):
+        sam = 0.5 + members / 100
+        for method, number in (("deep ensemble", 0.48), ("SAM", sam), ("SharpBalance", sam + lead)):
             at = {"method": method, "members": members}
             row = "ensemble (mean probability) · cACC"
             results.append(Result(at, repetition, number, row, "accuracy under corruption", "corrupted"))
-    assert said(6, results).cases[STATED].primary[0].value == pytest.approx(2.0)  # three points and one
+            results.append(Result(at, repetition, 1.0, "mean of members", "accuracy", "train"))
+    case = said(6, results).cases[STATED]
+    assert case.primary[0].value == pytest.approx(2.0)  # three points and one
+    assert case.required_effect is not None
+    assert case.required_effect.value == pytest.approx(7.0)  # of five members
 
 
 def test_the_flattest_of_the_others_is_found_in_each_repetition() -> None:
@@ -218,14 +223,16 @@ def test_the_flattest_of_the_others_is_found_in_each_repetition() -> None:
 
 def test_the_gain_is_the_ensemble_minus_its_members() -> None:
     results = []
-    for rho, (members, _, ensemble) in zip((0.0, 0.1), papers.FIGURE_7["CIFAR10-C"], strict=False):
-        at = {"method": "SAM", "width": 16, "rho": rho}
+    for method, (members, _, ensemble) in zip(("deep ensemble", "SAM"), papers.FIGURE_7["CIFAR10-C"], strict=False):
+        at = {"method": method}
         results.append(Result(at, 0, 1.0, "mean of members", "accuracy", "train"))
         for row, number in (("mean of members", members), ("ensemble (mean probability)", ensemble)):
             results.append(Result(at, 0, number / 100, f"{row} · cACC", "accuracy under corruption", "corrupted"))
     case = said(4, results).cases[STATED]
     wanted = [CLAIMS[4].primary.effect, CLAIMS[4].also[0].effect]
     assert [case.primary[0].value, case.also[0].value] == pytest.approx(wanted)
+    assert case.required_effect is not None
+    assert case.required_effect.value == pytest.approx(76.32 - 75.83)  # of the ensembles
 
 
 def test_a_ratio_is_compared_by_its_logarithm() -> None:
