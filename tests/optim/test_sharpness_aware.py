@@ -82,7 +82,7 @@ def test_rho_zero_is_plain_descent() -> None:
     assert same_bits(weights_and_buffers(module), engine(own, sam(LOSS, rho=0), batches_of(own), name="momentum"))
 
 
-def test_clipping_between_perturbed_and_step_equals_the_engine() -> None:
+def test_pitfall_clipping_applies_to_the_second_gradient_as_in_the_engine() -> None:
     own, module = same_start(dtype=F32)
     optimizer = wrapped(module)
     for batch in batches_of(own):
@@ -96,7 +96,7 @@ def test_clipping_between_perturbed_and_step_equals_the_engine() -> None:
     assert not same_bits(weights_and_buffers(module), sam_weights(own))
 
 
-def test_clipping_the_first_gradient_by_its_norm_does_not_change_the_perturbation() -> None:
+def test_pitfall_clipping_the_first_gradient_by_its_norm_does_not_change_the_perturbation() -> None:
     at = []
     for limit in (1e9, 0.01):
         own, module = same_start()
@@ -487,9 +487,7 @@ def test_an_invalid_radius_is_an_error(rho: float) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("closure", [False, True])
-def test_weights_are_restored_after_an_exception_in_the_perturbed_pass(
-    error: type[BaseException], closure: bool
-) -> None:
+def test_pitfall_weights_stay_perturbed_after_an_exception(error: type[BaseException], closure: bool) -> None:
     own, module = same_start("conv_bn", dtype=F32)
     optimizer = wrapped(module, "momentum", rho=0.7)
     plain_step(optimizer, module, own.batch)

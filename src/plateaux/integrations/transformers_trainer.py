@@ -16,7 +16,7 @@ else:
     _Base = object  # importing this module does not import transformers
 
 
-class SharpnessAwareMixin(_Base):
+class SharpnessAwareMixin(_Base):  # type: ignore[misc]
     """Adds SAM to a Trainer: `class SamTrainer(SharpnessAwareMixin, Trainer): rho = 0.05`.
 
     The optimizer that the Trainer builds, or that you pass, is wrapped in `SharpnessAware`, unless it is one already.
@@ -29,7 +29,7 @@ class SharpnessAwareMixin(_Base):
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Build the optimizer of the Trainer, and wrap it."""
-        optimizer = super().create_optimizer(*(() if model is None else (model,)))
+        optimizer: torch.optim.Optimizer = super().create_optimizer(*(() if model is None else (model,)))
         if _find_sharpness_aware(optimizer) is None:
             module = self.model if model is None else model
             optimizer = SharpnessAware(optimizer, rho=self.rho, model=module, adaptive=self.adaptive)
