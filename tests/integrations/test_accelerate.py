@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from plateaux.core.errors import TrainingLoopError
 from plateaux.core.optional import optional_import
 from plateaux.optim import SharpnessAware
 
+if find_spec("accelerate") is None:
+    pytest.skip("accelerate is not installed", allow_module_level=True)
 accelerate = optional_import("accelerate", extra="accelerate")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from plateaux.core.errors import TrainingLoopError
 from plateaux.core.optional import optional_import
 from plateaux.optim import SharpnessAware
 
+if find_spec("lightning") is None:
+    pytest.skip("lightning is not installed", allow_module_level=True)
 lightning = optional_import("lightning.pytorch", extra="lightning")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from plateaux.core.optional import optional_import
 from plateaux.integrations.transformers_trainer import SharpnessAwareMixin
 from plateaux.optim import SharpnessAware
 
-transformers = optional_import("transformers", extra="hf")
+if find_spec("transformers") is None:
+    pytest.skip("transformers is not installed", allow_module_level=True)
+transformers = optional_import("transformers", extra="text")
 
 
 def tiny_bert() -> nn.Module:
