@@ -50,6 +50,8 @@ if _typing.TYPE_CHECKING:
     from plateaux.optim.sharpness_aware import SharpnessAware
     from plateaux.storage.import_weights import import_weights
     from plateaux.storage.run import Run
+    from plateaux.training.fit_arrays import fit
+    from plateaux.training.from_arrays import from_arrays
     from plateaux.training.jobs import Job, PartitionStatus
     from plateaux.training.planning import pending_jobs, plan
     from plateaux.training.sharpbalance_partition import SharpBalancePartition
@@ -98,6 +100,8 @@ __all__ = [
     "evaluate_cascade",
     "executor",
     "export",
+    "fit",
+    "from_arrays",
     "from_dataset",
     "from_tensors",
     "import_weights",
@@ -158,6 +162,8 @@ _MODULES = {
     "optim.sharpness_aware": ("SharpnessAware",),
     "storage.import_weights": ("import_weights",),
     "storage.run": ("Run",),
+    "training.fit_arrays": ("fit",),
+    "training.from_arrays": ("from_arrays",),
     "training.jobs": ("Job", "PartitionStatus"),
     "training.planning": ("pending_jobs", "plan"),
     "training.sharpbalance_partition": ("SharpBalancePartition",),
