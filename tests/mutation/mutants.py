@@ -26,6 +26,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "losses": ("optim/test_losses.py", "methods/test_joint_methods.py"),
     "joint methods": ("methods/test_joint_methods.py",),
     "updates": ("optim/test_sam.py",),
+    "custom loops": ("optim/test_sharpness_aware.py", "optim/test_sharpbalance_loop.py"),
     "averaging": ("training/test_averaged_weights.py",),
     "scores": ("optim/test_sample_scores.py",),
     "gradient norms": ("optim/test_grad_norms.py",),
@@ -182,6 +183,24 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('lengths = h.square().sum(1, keepdim=True) if mask is None else h.square() @ mask.double().T', 'lengths = h.square().sum(1, keepdim=True)'),
         ('return (delta.square() *', 'return (delta.abs() *'),
         ('return squared_norms(member, batch, loss)', 'return squared_norms(member, batch)'),
+    ],
+    ("custom loops", "optim/sharpness_aware.py"): [
+        ('with preserve_buffers(dict(self.model.named_buffers())), at_params', 'with at_params'),
+        ('torch._foreach_mul_(list(descent.values()), factor)', 'pass'),
+        ('        if self.is_ready:\n            self._carry()\n\n', '        pass\n\n'),
+        ('            if not remaining:', '            if False:'),
+        ('            rng.restore()\n', ''),
+        ('asam_direction(0.01) if self.adaptive else sam_direction', 'sam_direction'),
+    ],
+    ("custom loops", "optim/forward_records.py"): [
+        ('record.rng.restore()', 'pass'),
+        ('[record for record in self._records if not record.has_gradient]', '[]'),
+        ('iter(self.with_gradient())', 'iter(list(self._records))'),
+        (' or records.module() is not module', ''),
+    ],
+    ("custom loops", "optim/sample_sharpness.py"): [
+        ('            layer.training = False', '            pass'),
+        ('copy.copy(module)', 'module'),
     ],
     ("gradient norms", "optim/grad_norms.py"): [
         ('sum(((g * masks[n] if n in masks else g).square().sum() for n, g in grads.items())', 'sum((g.square().sum() for n, g in grads.items())'),

@@ -44,6 +44,9 @@ def engine_weights(own: Corner, mask: Tensor, variant: str = "sam") -> Any:
     return weights_and_buffers(module)
 
 
+HELD: list[Any] = []  # the last iterator over parts: it must not depend on garbage collection
+
+
 def mixed_step(optimizer: SharpnessAware, module: nn.Module, batch: Batch, mask: Tensor) -> None:
     compute_parts(optimizer, module, batch, mask)
     optimizer.step()
@@ -58,9 +61,10 @@ def compute_parts(
     stop: int = 9,
     error: type[BaseException] | None = None,
 ) -> None:
-    """Compute at most `stop` parts of a batch; then raise an error, if given, while the iterator stays referenced."""
+    """Compute at most `stop` parts of a batch; then raise an error, if given."""
     assert isinstance(batch.x, Tensor)
     with optimizer.perturbed(mask=mask) as parts:
+        HELD[:] = [parts]
         for number, rows in enumerate(parts, start=1):
             (F.cross_entropy(module(batch.x[rows]), batch.y[rows], reduction="sum") / len(batch)).backward()
             if number == stop:

@@ -57,7 +57,7 @@ def engine_and_ddp(kind: str, net: str, pass_inner: bool = False) -> tuple[Tenso
         step(executor, [state], [part], options, share=0.5)
 
     inner = copy.deepcopy(own.module)
-    ddp = DistributedDataParallel(inner)
+    ddp = DistributedDataParallel(inner, gradient_as_bucket_view=kind == "micro_batches")
     optimizer = SharpnessAware(OPTIMIZERS["momentum"](inner.parameters()), rho=0.3, model=inner if pass_inner else ddp)
     for part in parts:
         optimizer.zero_grad()
@@ -170,3 +170,23 @@ def test_processes_stay_equal_if_only_the_last_micro_batch_communicates() -> Non
     function = "tests.optim.test_sharpness_aware_ddp:engine_and_ddp"
     first, second = mesh(2).run(function, "masks_of_micro_batches", "mlp")
     assert same_bits(first[1], second[1])
+
+
+def batchnorm_statistics(with_sam: bool) -> TensorTree:
+    own = corner("conv_bn")
+    ddp = DistributedDataParallel(own.module)
+    optimizer = SharpnessAware(OPTIMIZERS["sgd"](ddp.parameters()), rho=0.3, model=ddp)
+    for batch in batches_of(own, 2):
+        if with_sam:
+            plain(optimizer, ddp, batch)
+            optimizer.zero_grad()  # no step: both cases stay at the same weights
+        else:
+            loss_of(ddp, batch).backward()
+    return {name: buffer.clone() for name, buffer in own.module.named_buffers()}
+
+
+def test_pitfall_batchnorm_statistics_are_updated_once_under_ddp() -> None:
+    function = "tests.optim.test_sharpness_aware_ddp:batchnorm_statistics"
+    for with_sam, without in zip(mesh(2).run(function, True), mesh(2).run(function, False), strict=True):
+        assert same_bits(with_sam, without)
+        assert int(with_sam["0.1.num_batches_tracked"]) == 2

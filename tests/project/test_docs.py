@@ -27,6 +27,7 @@ from plateaux.cli.main import KINDS, app
 from plateaux.config.builtin import recipe_file
 from plateaux.core import registry
 from plateaux.core.formatting import split_names
+from plateaux.core.optional import optional_import
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.loss_landscape.probe import get_probes
 
@@ -84,6 +85,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quickstart: Path) ->
 def run_page(page: Path, folder: Path) -> list[dict[str, Any]]:
     """Run the Python blocks of a page, each in a new namespace, and return the namespaces."""
     page_blocks = blocks(page)
+    if any("import lightning" in block.text for block in page_blocks):
+        optional_import("lightning.pytorch", extra="lightning")  # works with a torchvision that is built for CUDA
     for block in page_blocks:
         if block.title:
             (folder / block.title).write_text(block.text, encoding="utf-8")

@@ -42,16 +42,18 @@ from plateaux.optim.sam import (
 
 NO_SECOND_GRADIENT = (
     "SharpnessAware.step() was called without a gradient at perturbed weights, which would be a step without SAM: "
-    "compute it in `with optimizer.perturbed():` between backward and step, or call optimizer.step(closure)"
+    "compute it in `with optimizer.perturbed():` between backward and step, or call optimizer.step(closure) (Lightning "
+    "with 16-mixed precision: use bf16-mixed; Hugging Face Trainer: use SharpnessAwareMixin)"
 )
 NOT_RECOMPUTED = (
     "step(closure) was called with gradients of earlier backward passes in .grad (gradient accumulation), which the "
     "closure does not compute again at the perturbed weights: use `with optimizer.perturbed():` after every backward "
-    "pass, or compute all parts of the batch in the closure"
+    "pass, or compute all parts of the batch in the closure (Lightning: set accumulate_grad_batches = 1, or use manual "
+    "optimization)"
 )
 MODEL_NOT_CALLED = (
     "There is no gradient of a forward pass of `model` since the last step: call model(x) and loss.backward() before "
-    "optimizer.perturbed(), and pass as `model` the module that you call"
+    "optimizer.perturbed() or in the closure, and pass as `model` the module that you call"
 )
 NO_GRADIENT = (
     "No gradient was computed in `with optimizer.perturbed():`; call the model and loss.backward() in the block again"
@@ -183,7 +185,9 @@ class SharpnessAware(torch.optim.Optimizer):
         with torch.enable_grad():
             loss = closure()
         now = records.with_gradient()
-        if all(record in earlier for record in now):  # no backward pass
+        if all(record in earlier for record in now):  # no backward pass through the model
+            if not earlier and not self._gradients.is_ready and _collect(self._gradients.params()):
+                raise TrainingLoopError(MODEL_NOT_CALLED)
             return loss
         if any(record in now for record in earlier):
             raise TrainingLoopError(NOT_RECOMPUTED)
