@@ -108,7 +108,7 @@ def rename(weights: Weights, names: Mapping[str, str | None], file: str | Path) 
     renamed: Weights = {}
     for name, tensor in weights.items():
         old = max((start for start in names if name.startswith(start)), key=len, default=None)
-        unused -= {old}  # type: ignore[arg-type]
+        unused.discard(old or "")
         new = name if old is None else None if (start := names[old]) is None else start + name.removeprefix(old)
         if new is None:
             continue
