@@ -351,7 +351,7 @@ def _renamed(rename: list[str], ignore: list[str]) -> dict[str, str | None]:
     names: dict[str, str | None] = dict.fromkeys(ignore)
     for text in rename:
         old, sign, new = text.partition("=")
-        if not old or not sign:
+        if not sign:
             raise errors.RecipeError(f"--rename {text!r}: write OLD=NEW, such as --rename classifier.=head.")
         names[old] = new
     return names

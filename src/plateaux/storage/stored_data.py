@@ -81,6 +81,8 @@ def check_continuable(run: Run) -> None:
 def _read(run: Run) -> DataSplits:
     info = run.info.data
     tensors = run.store.get_tensors(DATA_FILE)
-    data = from_named_tensors(tensors, {"classes": str(info.classes), "labels": json.dumps(info.labels)})
+    samples = {name: tensor for name, tensor in tensors.items() if name not in ("mean", "std")}
+    data = from_named_tensors(samples, {"classes": str(info.classes), "labels": json.dumps(info.labels)})
+    data = replace(data, mean=info.mean, std=info.std)
     check_evaluation_data(data, info.shape, info.classes)
     return data
