@@ -16,7 +16,6 @@ from plateaux.data.datasets.arrays import arrays
 from plateaux.data.tensor_names import DATA_FILE
 from plateaux.storage.local_store import LocalStore
 
-
 METADATA = {"classes": "2", "labels": "[]"}
 
 

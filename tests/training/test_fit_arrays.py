@@ -215,6 +215,13 @@ def test_accepted_changes_of_the_data_replace_the_stored_ones(tmp_path: Path) ->
     assert plateaux.evaluate(tmp_path / "run", metrics="accuracy")[0].metric == "accuracy"
 
 
+def test_a_soup_has_the_data_of_its_run(tmp_path: Path) -> None:
+    run = fit(tmp_path / "run")
+    soup = plateaux.soup(run, tmp_path / "soup", split="test", max_barrier=100.0)
+    assert (tmp_path / "soup" / "data.safetensors").read_bytes() == (tmp_path / "run" / "data.safetensors").read_bytes()
+    assert call("evaluate", str(soup), "--metrics", "accuracy")[0] == 0
+
+
 def test_label_noise_is_applied_to_the_stored_labels_once(tmp_path: Path) -> None:
     settings = {**FAST, "data": {"label_noise": 0.5}}
     run = fit(tmp_path / "run", settings=settings)

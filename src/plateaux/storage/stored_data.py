@@ -23,6 +23,12 @@ def store_data(run: Run, data: DataSplits) -> None:
     run.store.put_tensors(DATA_FILE, tensors, metadata)
 
 
+def copy_data(source: Run, target: Run) -> None:
+    """Copy the samples of a run folder, if it contains them, to another run on the same data."""
+    if source.store.has(DATA_FILE):
+        store_data(target, _read(source))
+
+
 def read_stored_data(root: str | Path) -> DataSplits | None:
     """Return the samples that are stored in a run folder; None if there are none, or no run."""
     store = open_store(root)
