@@ -62,7 +62,6 @@ MEANINGS = {
     "labels": "names of the classes",
     "name": "name of the data in tables and files",
     "remarks": "notes about the data that are stored with every result",
-    "import_weights.files": "one weights file per member, as `FILE` or `FILE:prefix`",
     "import_weights.recipe": "the recipe that describes data and model",
     "load_selection.file": "the file that `EnsembleSelection.write` wrote",
     "predict.alpha": "which of the fitted conformal sets to return",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from attacking import COUNTS, EXIT_CODES, IS_LONG
 
 import plateaux
@@ -70,7 +71,16 @@ FOREIGN = (
     "evil-study",
     "ray.toml",
     "pkl",
+    "ckpt",
+    "hf-model",
 )
+
+
+class Payload:
+    """An object whose unpickling creates a file."""
+
+    def __reduce__(self) -> Any:
+        return (os.system, ("touch pickled",))
 
 
 @pytest.fixture
@@ -88,6 +98,10 @@ def folder(tmp_path: Path) -> Path:
     (here / "ray.toml").write_text(f'{RECIPE}[executor]\nname = "ray"\naddress = "10.0.0.1:6379"\n')
     (here / "evil-study.toml").write_text(STUDY.replace('["accuracy"]', '["evil:metric"]'))
     (here / "weights.pkl").write_bytes(b"cos\nsystem\n(S'touch pickled'\ntR.")
+    for file in (here / "weights.ckpt", here / "hf-model" / "pytorch_model.bin"):
+        file.parent.mkdir(exist_ok=True)
+        torch.save({"state_dict": {"weight": torch.zeros(1)}, "hyper_parameters": {"callback": Payload()}}, file)
+    (here / "hf-model" / "config.json").write_text('{"model_type": "bert", "auto_map": {"AutoConfig": "evil.load"}}')
     (here / "results.json").write_text('{"format": 2, "conditions": [], "runs": {}}')
     plateaux.calibrate(plateaux.train(plateaux.Recipe.parse(RECIPE), here / "run"))
     shutil.copytree(here / "run", here / "evil-run")
@@ -99,7 +113,8 @@ def folder(tmp_path: Path) -> Path:
 def commands(out: Path) -> list[list[str]]:
     """Return command lines: every command on a harmless run, and on what names code of somebody else."""
     runs = [
-        ["status", "{run}"], ["plan", "{run}"], ["evaluate", "{run}", "--metrics", "accuracy,nll"],
+        ["status", "{run}"], ["plan", "{run}"], ["train", "{run}", "--no-evaluate"],
+        ["evaluate", "{run}", "--metrics", "accuracy,nll"],
         ["evaluate", "{run}", "--metrics", "evil:metric"], ["evaluate", "{run}", "--ood", "far=evil:load"],
         ["evaluate", "{run}", "--calibrated", "--exclude-calibration-ids"], ["predict", "{run}", "-o", f"{out}/p.csv"],
         ["calibrate", "{run}"], ["landscape", "{run}", "--probes", "average_l2(samples=8)"],
@@ -116,7 +131,7 @@ def commands(out: Path) -> list[list[str]]:
     ]
     lines += [["report", "results.json", "-o", f"{out}/s.md"], ["claims", "-o", f"{out}/claims.md"], ["list", "probes"]]
     words = ["import-weights", "-o", f"{out}/i", "--model", "mlp", "--data", "moons", "--weights"]
-    lines += [[*words, "weights.pkl"], ["recipe", "schema"]]
+    lines += [[*words, "weights.pkl"], [*words, "weights.ckpt"], [*words, "hf-model"], ["recipe", "schema"]]
     for number, change in enumerate(NAMES):
         lines.append(["recipe", "check", "recipe.toml", "--set", change])
         lines.append(["train", "recipe.toml", "--out", f"{out}/train{number}", "--no-evaluate", "--set", change])

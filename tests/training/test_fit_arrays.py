@@ -182,6 +182,18 @@ def test_data_in_python_code_are_named_in_the_error_of_the_command_line(tmp_path
     assert plateaux.evaluate(run, data=plateaux.from_arrays(Points()), metrics="accuracy")[0].metric == "accuracy"
 
 
+def test_arrays_that_are_too_large_to_store_are_named_in_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plateaux.training.from_arrays.MAX_STORED_BYTES", 100)
+    run = fit(tmp_path / "run")
+    for command in ("train", "evaluate"):
+        code, output = call(command, str(run))
+        assert code in (3, 4)
+        assert "passed in Python" in output
+    assert plateaux.evaluate(run, data=plateaux.from_arrays(*blobs()), metrics="accuracy")[0].metric == "accuracy"
+
+
 def test_a_run_folder_is_resumed_in_place(tmp_path: Path) -> None:
     run = fit(tmp_path / "run")
     code, output = call("train", str(run), "--out", str(tmp_path / "other"))
@@ -193,7 +205,7 @@ def test_data_that_were_exchanged_are_refused(tmp_path: Path) -> None:
     run, other = fit(tmp_path / "run"), plateaux.from_arrays(*blobs(150))
     plateaux.train(run.recipe, tmp_path / "other", data=other)
     (tmp_path / "other" / "data.safetensors").rename(tmp_path / "run" / "data.safetensors")
-    with pytest.raises(plateaux.PlateauxError, match="does not contain the samples"):
+    with pytest.raises(plateaux.PlateauxError, match="samples have changed since"):
         plateaux.evaluate(run)
 
 
@@ -213,6 +225,13 @@ def test_accepted_changes_of_the_data_replace_the_stored_ones(tmp_path: Path) ->
     stored = safetensors.torch.load_file(tmp_path / "run" / "data.safetensors")
     assert len(stored["y_train"]) == 120
     assert plateaux.evaluate(tmp_path / "run", metrics="accuracy")[0].metric == "accuracy"
+
+
+def test_a_soup_has_the_data_of_its_run(tmp_path: Path) -> None:
+    run = fit(tmp_path / "run")
+    soup = plateaux.soup(run, tmp_path / "soup", split="test", max_barrier=100.0)
+    assert (tmp_path / "soup" / "data.safetensors").read_bytes() == (tmp_path / "run" / "data.safetensors").read_bytes()
+    assert call("evaluate", str(soup), "--metrics", "accuracy")[0] == 0
 
 
 def test_label_noise_is_applied_to_the_stored_labels_once(tmp_path: Path) -> None:

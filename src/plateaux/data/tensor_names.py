@@ -58,5 +58,8 @@ def from_named_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str
         ) from None
     x = sources[0].x
     shape = tuple((x if isinstance(x, Tensor) else next(iter(x.values()))).shape[1:])
-    mean, std = (tuple(tensors[name].double().tolist()) if name in tensors else () for name in ("mean", "std"))
+    statistics = [tensors.get(name, torch.empty(0)) for name in ("mean", "std")]
+    if any(values.ndim != 1 for values in statistics):
+        raise DataError("The tensors 'mean' and 'std' need one dimension, with a value for each feature or channel.")
+    mean, std = (tuple(values.double().tolist()) for values in statistics)
     return DataSplits("arrays", sources[0], sources[1], classes, shape, mean, std, labels)

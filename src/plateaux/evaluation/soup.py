@@ -34,6 +34,7 @@ from plateaux.models.modes import update_bn
 from plateaux.storage.import_weights import store_weights
 from plateaux.storage.run import Run, RunLike
 from plateaux.storage.run_info import RunInfo
+from plateaux.storage.stored_data import copy_data
 
 MAX_BARRIER = 0.1  # nats that the loss may rise between two members
 BARRIER_SAMPLES = 1000  # held-out samples that the barrier is measured on
@@ -113,6 +114,7 @@ def soup(
     info = evaluator.run.info
     described = RunInfo(info.data, model=info.model, inputs=info.inputs, preprocessing=info.preprocessing)
     made = Run.begin(out, _single_member_recipe(evaluator), described)
+    copy_data(evaluator.run, made)
     made.put_shared(evaluator.run.shared())
     store_weights(made, [mean], [f"{selection['kind']} of members {selection['members']} of {name}"])
     made.store.put_json(SELECTION, selection)

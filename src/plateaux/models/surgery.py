@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import pickle
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError, suggest
-
-STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net")  # under which checkpoints store the weights
-WRAPPERS = ("module.", "_orig_mod.")  # prefixes added by DataParallel and torch.compile
+from plateaux.models.weight_files import read_weights
+from plateaux.models.weight_names import compare_names, select_prefix
 
 
 def load_weights(module: nn.Module, file: str | Path, prefix: str = "", *, strict: bool = True) -> None:
@@ -28,29 +25,23 @@ def load_weights(module: nn.Module, file: str | Path, prefix: str = "", *, stric
     """
     if not Path(file).is_file():
         raise _missing_file(module, file)
-    weights = _select_prefix(_read_weights(Path(file)), prefix, file)
-    state = module.state_dict()
-    # Files often omit the batch counter of BatchNorm; torch then resets it.
-    missing = [name for name in state if name not in weights and not name.endswith("num_batches_tracked")]
-    unexpected = [name for name in weights if name not in state]
-    mismatched = [name for name in weights if name in state and weights[name].shape != state[name].shape]
-    shapes = [
-        f"{name} ({_format_shape(weights[name])} in the file, {_format_shape(state[name])} in the model)"
-        for name in mismatched
-    ]
-    num_matching = len(weights) - len(unexpected) - len(mismatched)
+    weights = select_prefix(read_weights(Path(file)), prefix, file)
+    found = compare_names(weights, module.state_dict())
     if not strict:
-        omitted, missing = missing, [name for name in missing if not name.startswith(last_layer(module) + ".")]
-        if num_matching and not missing and (omitted or unexpected or mismatched):
+        omitted = found.missing
+        found = replace(found, missing=[n for n in omitted if not n.startswith(last_layer(module) + ".")])
+        if found.num_matching and not found.missing and (omitted or found.unexpected or found.mismatched):
             skipped = [
-                *shapes,
+                *found.mismatched.values(),
                 *(f"{n} (not in the file)" for n in omitted),
-                *(f"{n} (not in the model)" for n in unexpected),
+                *(f"{n} (not in the model)" for n in found.unexpected),
             ]
             warnings.warn(f"Not loaded from {file}: {', '.join(skipped)}", stacklevel=2)
-    if missing or not num_matching or (strict and (unexpected or mismatched)):
-        raise RecipeError(_mismatch_message(file, missing, unexpected, shapes, state))
-    module.load_state_dict({n: w for n, w in weights.items() if n in state and n not in mismatched}, strict=False)
+    if found.missing or not found.num_matching or (strict and (found.unexpected or found.mismatched)):
+        advice = "Use the model and prefix of the file, or strict = false for another head."
+        raise RecipeError(f"{found.describe(file)} {advice}")
+    usable = {n: w for n, w in weights.items() if n not in found.mismatched and n not in found.unexpected}
+    module.load_state_dict(usable, strict=False)
 
 
 def freeze(module: nn.Module, prefixes: Sequence[str]) -> set[str]:
@@ -112,64 +103,6 @@ def _missing_file(module: nn.Module, file: str | Path) -> RecipeError:
         f"There is no weights file at {str(file)!r}, in the current folder or below PLATEAUX_DATA: download {source} "
         "to that path, or set model.weights to its path."
     )
-
-
-def _read_weights(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by name, without executing code in it."""
-    try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as opened:
-                return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        raise RecipeError(
-            f"{str(file)!r} cannot be read as weights: it is damaged, or contains more than tensors. "
-            "Save only the model's state_dict(), preferably as a safetensors file."
-        ) from error
-    while key := next(
-        (k for k in STATE_DICT_KEYS if isinstance(content, Mapping) and isinstance(content.get(k), Mapping)), None
-    ):
-        content = content[key]
-    if not isinstance(content, Mapping):
-        raise RecipeError(f"{str(file)!r} contains a {type(content).__name__}, not a state dict. Save a state_dict().")
-    return {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
-
-
-def _select_prefix(weights: dict[str, Tensor], prefix: str, file: str | Path) -> dict[str, Tensor]:
-    for wrapper in WRAPPERS:
-        if weights and all(name.startswith(wrapper) for name in weights):
-            weights = {name.removeprefix(wrapper): tensor for name, tensor in weights.items()}
-    if not prefix:
-        return weights
-    start = prefix.removesuffix(".") + "."
-    selected = {name.removeprefix(start): tensor for name, tensor in weights.items() if name.startswith(start)}
-    if not selected:
-        roots = {".".join(name.split(".")[: start.count(".")]) for name in weights}
-        raise RecipeError(f"{str(file)!r} has no weights under {prefix!r}; {suggest(prefix.removesuffix('.'), roots)}")
-    return selected
-
-
-def _mismatch_message(
-    file: str | Path, missing: list[str], unexpected: list[str], shapes: list[str], state: Mapping[str, Any]
-) -> str:
-    lines = [f"{str(file)!r} does not match the model."]
-    if missing:
-        lines.append(f"{len(missing)} weights are missing: {_first_three(missing)}.")
-    if unexpected:
-        suggestion = suggest(unexpected[0], missing or state)
-        hint = f" ({unexpected[0]}: {suggestion})" if suggestion.startswith("did") else ""
-        lines.append(f"{len(unexpected)} are not in the model: {_first_three(unexpected)}{hint}.")
-    if shapes:
-        lines.append(f"{len(shapes)} have another shape: {_first_three(shapes)}.")
-    return " ".join([*lines, "Use the model and prefix of the file, or strict = false for another head."])
-
-
-def _first_three(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-
-
-def _format_shape(tensor: Tensor) -> str:
-    return " x ".join(map(str, tensor.shape)) or "scalar"
 
 
 def last_layer(module: nn.Module) -> str:

@@ -26,6 +26,7 @@ from plateaux.training.train import train
 
 VALIDATION_SPLIT = 0.1
 OPTIMIZER = {"name": "AdamW", "lr": 1e-3, "weight_decay": 0.01}
+NOT_STORED = "data_in_python"
 SMALL = 10_000  # below this number of training samples, a batch has 32 samples instead of 128
 NAMED = ("data", "model", "method")
 ARGUMENTS = ("members", "seed")
@@ -102,7 +103,9 @@ def build_recipe(
     settings: Mapping[str, Any],
 ) -> Recipe:
     """Return the recipe that `fit` trains. A section of the settings replaces single keys of the defaults."""
-    stored = {"name": "arrays", "path": DATA_FILE} if data.keep_in_run else {"name": data.name}
+    # The name of data that are not stored must not be that of another data set, which commands would read instead.
+    name = NOT_STORED if data.name in registry.dataset.names() else data.name
+    stored = {"name": "arrays", "path": DATA_FILE} if data.keep_in_run else {"name": name}
     tree: dict[str, Any] = {
         "members": members,
         "seed": seed,
