@@ -19,6 +19,7 @@ from plateaux.cli import claims, evaluate, export, hub, landscape, predict, repo
 from plateaux.cli.common import (
     AsJson,
     Changes,
+    Download,
     Trust,
     check_address_option,
     configure_logging,
@@ -120,6 +121,7 @@ def train(
         bool, typer.Option("--accept-changes", help="Resume although the data or the model's code have changed.")
     ] = False,
     trust: Trust = None,
+    download: Download = False,
     evaluate: Annotated[bool, typer.Option(help="Evaluate on the test split after training.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -143,6 +145,7 @@ def train(
             loaded,
             root,
             trust=trusted,
+            download=download,
             progress=progress,
             branch_from=branch_from,
             accept_changes=accept_changes,
@@ -223,6 +226,7 @@ def import_weights(
     data: Annotated[str, typer.Option(help="The dataset that the models were trained for.")],
     changes: Changes = None,
     trust: Trust = None,
+    download: Download = False,
     as_json: AsJson = False,
 ) -> None:
     """Create a run from existing weights: safetensors files, or torch checkpoints that contain only weights.
@@ -232,7 +236,7 @@ def import_weights(
     names = json.dumps(model) if len(model) > 1 else json.dumps(model[0])
     text = f"members = {len(weights)}\n[data]\nname = {json.dumps(data)}\n[model]\nname = {names}\n"
     recipe = plateaux.Recipe.parse(text, changes or [], where="import-weights")
-    plateaux.import_weights(out, recipe, weights, trust=trust or ())
+    plateaux.import_weights(out, recipe, weights, trust=trust or (), download=download)
     print_result(
         as_json, {"run": str(out), "members": len(weights)}, lambda: [f"{out}: {len(weights)} members imported"]
     )
@@ -276,6 +280,7 @@ def check(
         bool, typer.Option("--data", help="Also read the data, and run a forward and a backward pass on two samples.")
     ] = False,
     trust: Trust = None,
+    download: Download = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a recipe without training: names, options, and their combination.
@@ -291,7 +296,7 @@ def check(
     file = recipe_file(recipe)
     loaded = plateaux.Recipe.load(file, changes or [])
     with located_errors(file, changes or []):
-        components = Components(trust=trusted_names(trust, loaded, changes or []))
+        components = Components(trust=trusted_names(trust, loaded, changes or []), download=download)
         check_recipe(loaded, components)
         if data:
             splits = build_training_data(loaded, components)

@@ -14,6 +14,7 @@ from plateaux.core.method import LossFn
 from plateaux.core.types import TensorTree
 from plateaux.data.checks import check_data
 from plateaux.data.sources import DataSplits
+from plateaux.integrations.huggingface_models import model_configs
 from plateaux.models.surgery import load_weights
 from plateaux.storage.run import MemberProgress, Run
 from plateaux.storage.run_info import DataInfo, RunInfo
@@ -28,6 +29,7 @@ def import_weights(
     model: Model | None = None,
     loss: LossFn | None = None,
     trust: Sequence[str] = (),
+    download: bool = False,
 ) -> Run:
     """Create a run from weight files (`FILE` or `FILE:prefix`). All are checked against their models first.
 
@@ -39,8 +41,9 @@ def import_weights(
         model: Replaces the model named in the recipe.
         loss: Replaces the loss named in the recipe.
         trust: Modules whose functions the recipe may call.
+        download: Allow downloads from the Hugging Face hub for names `hf:user/name`.
     """
-    components = Components(data, model, loss, trust=tuple(trust))
+    components = Components(data, model, loss, trust=tuple(trust), download=download)
     if len(files) != recipe.members:
         raise RecipeError(f"{len(files)} weight files for {recipe.members} members: give one file for each member")
     splits = build_data(recipe, components)
@@ -57,6 +60,7 @@ def import_weights(
         model=components.model_name,
         inputs=check_data(splits, custom_loss=components.loss is not None).summary,
         preprocessing=splits.preprocessing,
+        model_configs=None if model else model_configs(recipe.model.name, download=download),
     )
     run = Run.begin(out, recipe, info)
     store_weights(run, [module.state_dict() for module in modules], [f"imported from {name}" for name in names])

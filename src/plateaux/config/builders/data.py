@@ -15,6 +15,7 @@ from plateaux.config.recipe import DataConfig, Recipe
 from plateaux.config.schema import accepts, check
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
+from plateaux.core.hub_access import PREFIX, HubAccess
 from plateaux.core.method import Method
 from plateaux.core.runtime import FORMATS, param_dtype
 from plateaux.core.types import Batch, Inputs, derive_seed
@@ -100,7 +101,13 @@ def _build_clean_data(recipe: Recipe, components: Components) -> DataSplits:
         return components.data
     config = recipe.data
     factory = registry.dataset.get(config.name, allow=components.trust)
-    data = factory(**check("data", factory, config.options, also=DataConfig.model_fields))
+    options = check("data", factory, config.options, also=DataConfig.model_fields)
+    if accepts(factory, "hub_access"):
+        names = {recipe.model.name} if isinstance(recipe.model.name, str) else set(recipe.model.name)
+        name = names.pop() if len(names) == 1 and components.model is None else ""
+        model = name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
+        options["hub_access"] = HubAccess(download=components.download, model=model)
+    data = factory(**options)
     if not isinstance(data, DataSplits):
         raise RecipeError(
             f"data set {config.name!r} returned {type(data).__name__}; it must return plateaux.DataSplits"
