@@ -53,7 +53,9 @@ def save_tokenizer(folder: Path, *, lower: bool = True) -> Any:
     return tokenizer
 
 
-def save_bert(folder: Path, *, labels: int = 2, task: str = "AutoModelForSequenceClassification", **changes: Any) -> Any:
+def save_bert(
+    folder: Path, *, labels: int = 2, task: str = "AutoModelForSequenceClassification", **changes: Any
+) -> Any:
     """Write a small BERT with its tokenizer."""
     save_tokenizer(folder)
     config = transformers().BertConfig(**{**TINY_BERT, **changes}, num_labels=labels)

@@ -87,8 +87,8 @@ class _Processors:
         name = self.vocabulary or self.access.model
         if name is None:
             raise RecipeError(
-                "data.vocabulary is not set, and the model has no tokenizer. Expected: the folder of a tokenizer, a text "
-                "file with one WordPiece token per line, or the tokenizer.json of an ALBERT"
+                "data.vocabulary is not set, and the model has no tokenizer. Expected: the folder of a tokenizer, a "
+                "text file with one WordPiece token per line, or the tokenizer.json of an ALBERT"
             )
         name = name.removeprefix(PREFIX)
         file = next((place for place in (Path(name), data_root(self.root) / name) if place.is_file()), None)
@@ -120,9 +120,7 @@ def _texts(
     processors: _Processors,
 ) -> DataSplits:
     tokenizer = processors.tokenizer(columns)
-    sources = [
-        InMemorySource(_tokenize(part, columns, tokenizer), y) for part, y in zip(parts, labels, strict=True)
-    ]
+    sources = [InMemorySource(_tokenize(part, columns, tokenizer), y) for part, y in zip(parts, labels, strict=True)]
     return DataSplits(
         name,
         *sources,

@@ -30,7 +30,7 @@ ADAPTER = "adapter_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 # Keys of a configuration that set what comes from the data, that change the output, or that describe code.
 IGNORED = (
-    "num_labels", "id2label", "label2id", "problem_type", "auto_map", "architectures", "dtype", "torch_dtype",
+    "num_labels", "id2label", "label2id", "problem_type", "auto_map", "dtype", "torch_dtype",
     "_attn_implementation", "attn_implementation", "_name_or_path", "return_dict", "use_return_dict",
     "output_hidden_states", "output_attentions",
 )  # fmt: skip
@@ -216,7 +216,7 @@ def _config(tree: Mapping[str, Any], classes: int, where: str) -> Any:
         if tree.get(key):
             raise RecipeError(f"{where}: config.json sets {key}, which is not supported. Save the model without it")
     try:
-        return library.CONFIG_MAPPING[kind].from_dict({**tree, "num_labels": classes})
+        return library.CONFIG_MAPPING[kind].from_dict({"architectures": [], **tree, "num_labels": classes})
     except Exception as error:  # a configuration of somebody else may be wrong in any way
         raise _cannot_build(where, error) from error
 
@@ -241,7 +241,8 @@ def _check_shape(config: Any, shape: tuple[int, ...], where: str) -> None:
         return
     size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", None)
     sizes = (size, size) if isinstance(size, int) else tuple(size or shape[1:])
-    if sizes != tuple(shape[1:]):
+    is_fixed = not hasattr(config, "depths")  # networks of stages take any size
+    if is_fixed and sizes != tuple(shape[1:]):
         raise RecipeError(
             f"{where}: the model is for images of {sizes[1]} x {sizes[0]} pixels, but the inputs have shape "
             f"{list(shape)}. Set model.image_size = {sizes[0]}, which resizes them before the network"
