@@ -35,6 +35,7 @@ def save_model(folder: Path, config: Any, *, task: str, seed: int = 0) -> Any:
     auto = getattr(transformers(), task)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
+        config.architectures = config.architectures or []  # DeiT needs a list
         network = auto.from_config(config)
         for param in network.parameters():
             if param.ndim > 1:
