@@ -23,7 +23,7 @@ MAX_JSON_BYTES = 1 << 25  # of a configuration
 HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?)(@(?P<revision>[\w./-]+))?", re.ASCII)
 # Files of these kinds are data. Weights that are pickled, and modules of Python, are not downloaded.
 MODEL_FILES = ("*.json", "*.safetensors", "vocab.txt", "merges.txt", "*.model")
-DATA_FILES = ("*.json", "*.arrow")
+DATA_FILES = ("*.json", "*.arrow", "*.parquet")
 
 Kind = Literal["model", "dataset"]
 
