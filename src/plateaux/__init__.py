@@ -48,6 +48,8 @@ if _typing.TYPE_CHECKING:
     from plateaux.loss_landscape.session import ProbeOptions
     from plateaux.storage.import_weights import import_weights
     from plateaux.storage.run import Run
+    from plateaux.training.fit_arrays import fit
+    from plateaux.training.from_arrays import from_arrays
     from plateaux.training.jobs import Job, PartitionStatus
     from plateaux.training.planning import pending_jobs, plan
     from plateaux.training.train import train
@@ -92,6 +94,8 @@ __all__ = [
     "evaluate_cascade",
     "executor",
     "export",
+    "fit",
+    "from_arrays",
     "from_dataset",
     "from_tensors",
     "import_weights",
@@ -150,6 +154,8 @@ _MODULES = {
     "loss_landscape.session": ("ProbeOptions",),
     "storage.import_weights": ("import_weights",),
     "storage.run": ("Run",),
+    "training.fit_arrays": ("fit",),
+    "training.from_arrays": ("from_arrays",),
     "training.jobs": ("Job", "PartitionStatus"),
     "training.planning": ("pending_jobs", "plan"),
     "training.train": ("train",),
