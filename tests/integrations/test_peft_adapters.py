@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from hf_folders import save_bert, save_vit, transformers
+from hf_folders import save_bert, save_texts, save_vit, transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import plateaux
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.optional import optional_import
 from plateaux.core.registry import model
@@ -97,8 +98,6 @@ def test_an_adapter_from_here_gives_equal_logits_in_peft(tmp_path: Path, kind: s
     (save_bert if kind == "text" else save_vit)(tmp_path / "base")
     one = build(tmp_path / "base", kind=kind)
     targets = TARGETS if kind == "text" else ["*.q_proj", "*.v_proj"]
-    if kind == "image" and not any(name.endswith("q_proj") for name, _ in one.named_modules()):
-        targets = TARGETS
     add_lora(one, rank=2, alpha=6.0, target_modules=targets)
     randomized(one)
     save_adapter(one, tmp_path / "a", base_model=str(tmp_path / "base"))
@@ -161,3 +160,29 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         load_adapter(build(tmp_path / "base"), tmp_path / "a")
     with pytest.raises(RecipeError, match=r"contains a PEFT adapter.*folder of its base model"):
         build(tmp_path / "a")
+
+
+def test_adapters_of_peft_become_the_members_of_a_run(tmp_path: Path) -> None:
+    save_bert(tmp_path / "base")
+    save_texts(tmp_path / "texts")
+    x, expected = tokens(), []
+    for number in range(2):
+        one = build(tmp_path / "base")
+        add_lora(one, rank=2, alpha=6.0, target_modules=TARGETS)
+        for parameter in one.parameters():
+            if parameter.requires_grad:
+                nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(number))
+        save_adapter(one, tmp_path / f"adapter-{number}")
+        expected.append(one(**x).detach())
+    recipe = plateaux.Recipe.from_dict(
+        {
+            "members": 2,
+            "data": {"name": f"hf:{tmp_path / 'texts'}", "length": 12},
+            "model": {"name": f"hf:{tmp_path / 'base'}", "lora": {"rank": 2, "alpha": 6, "target_modules": TARGETS}},
+        }
+    )
+    run = plateaux.import_weights(tmp_path / "run", recipe, [str(tmp_path / f"adapter-{n}") for n in range(2)])
+    ensemble = plateaux.load(run, device="cpu")
+    for member, logits in zip(ensemble.members, expected, strict=True):
+        torch.testing.assert_close(member(**x), logits, rtol=0, atol=1e-6)
+    assert not torch.equal(expected[0], expected[1])

@@ -15,6 +15,7 @@ from plateaux.core.types import TensorTree
 from plateaux.data.checks import check_data
 from plateaux.data.sources import DataSplits
 from plateaux.integrations.huggingface_models import model_configs
+from plateaux.integrations.peft_adapters import is_adapter, load_adapter
 from plateaux.models.surgery import load_weights
 from plateaux.storage.run import MemberProgress, Run
 from plateaux.storage.run_info import DataInfo, RunInfo
@@ -32,6 +33,8 @@ def import_weights(
     download: bool = False,
 ) -> Run:
     """Create a run from weight files (`FILE` or `FILE:prefix`). All are checked against their models first.
+
+    With `[model.lora]` in the recipe, a file can be a folder of a PEFT adapter.
 
     Args:
         out: The run folder to create.
@@ -51,7 +54,10 @@ def import_weights(
     for number, spec in enumerate(files):
         module = build_member(recipe, splits, number, components)
         file, prefix = split_file(spec)
-        load_weights(module, file, prefix)
+        if is_adapter(file):
+            load_adapter(module, file)
+        else:
+            load_weights(module, file, prefix)
         modules.append(module)
     names = [_without_folder(spec) for spec in files]  # a run folder does not name folders of this machine
     info = RunInfo(
