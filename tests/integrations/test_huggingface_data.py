@@ -301,6 +301,7 @@ def test_damaged_and_hostile_folders_are_data_errors(tmp_path: Path) -> None:
     check("train/state.json", lambda t: t.update(_data_files=[{"filename": "missing.arrow"}]), "cannot be read")
     check("train/state.json", lambda t: t.update(_data_files=None, _fingerprint=3), "cannot be read|samples")
     check("dataset_dict.json", lambda t: t.update(splits=["../outside/train"]), "no folders in it")
+    check("dataset_dict.json", lambda t: t.update(splits=[".."]), "no folders in it")
     check("dataset_dict.json", lambda t: t.update(splits="train"), "no folders in it")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"neither state\.json nor parquet files"):

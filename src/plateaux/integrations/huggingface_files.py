@@ -68,6 +68,11 @@ def read_json(file: Path) -> Mapping[str, Any]:
     return tree
 
 
+def is_plain_name(name: Any) -> bool:
+    """Return whether a value names a file or a folder inside of another folder, and nothing else."""
+    return isinstance(name, str) and Path(name).name == name and name not in ("", "..")
+
+
 def _hub_folder(name: str, repo: str, revision: str | None, kind: Kind, *, download: bool) -> Path:
     hub = optional_import("huggingface_hub", extra=EXTRA)
     section = "model" if kind == "model" else "data"

@@ -21,7 +21,7 @@ from plateaux.core.errors import PlateauxError, RecipeError, first_line
 from plateaux.core.hub_access import NO_HUB_ACCESS, PREFIX, HubAccess
 from plateaux.core.optional import optional_import
 from plateaux.core.registry import model
-from plateaux.integrations.huggingface_files import EXTRA, find_folder, read_json
+from plateaux.integrations.huggingface_files import EXTRA, find_folder, is_plain_name, read_json
 
 Attention = Literal["plain", "fused"]
 IMPLEMENTATIONS = {"plain": "eager", "fused": "sdpa"}
@@ -36,7 +36,7 @@ IGNORED = (
 )  # fmt: skip
 
 
-@model(prefix=PREFIX)
+@model(prefix="hf:")
 def hf_model(
     name: str,
     *,
@@ -188,7 +188,7 @@ def _check_weights(folder: Path) -> None:
         )
     shards = read_json(index).get("weight_map")
     names = set(shards.values()) if isinstance(shards, dict) else {None}
-    if not all(isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors") for name in names):
+    if not all(is_plain_name(name) and name.endswith(".safetensors") for name in names):
         raise RecipeError(f"{index} names files that are no safetensors files of its folder. Save the model again")
 
 

@@ -101,7 +101,8 @@ def _compare(processor: Any, found: ImageProcessor) -> None:
         expected = np.asarray(processor(image, return_tensors="np")["pixel_values"])[0]
         values = to_pixels(image, size=found.size).astype(np.float32) / 255
         if found.mean:
-            values = (values - np.float32(found.mean)[:, None, None]) / np.float32(found.std)[:, None, None]
+            mean, std = (np.array(each, dtype=np.float32)[:, None, None] for each in (found.mean, found.std))
+            values = (values - mean) / std
         if values.shape != expected.shape or np.abs(values - expected).max() > TOLERANCE:
             raise RecipeError(
                 f"{type(processor).__name__} does more than resizing, cropping, scaling by 1/255, and normalization. "
