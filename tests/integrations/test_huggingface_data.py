@@ -198,6 +198,35 @@ def test_images_have_the_size_and_normalization_of_the_model(tmp_path: Path) -> 
     assert y.tolist() == list(made["train"]["label"])
 
 
+def test_an_image_that_would_become_too_large_is_refused() -> None:
+    narrow = optional_import("PIL.Image", extra="hf").new("RGB", (60_000, 1))
+    for size in (ImageSize(224, 224, 224), ImageSize(8, 8, (20_000, 20_000)), 224):
+        with pytest.raises(DataError, match="The resized image is too large to decode"):
+            to_pixels(narrow, size=size)
+
+
+WORDPIECE = {"type": "WordPiece", "unk_token": "a", "max_input_chars_per_word": 9, "vocab": {"a": 0, "[PAD]": 1}}
+DAMAGED: dict[str, Any] = {
+    "no model": {},
+    "an id that does not exist": {"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 9}},
+    "a map of characters": {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+        "model": {**WORDPIECE, "continuing_subword_prefix": "#"},
+    },
+    "a pattern that never ends": {
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False},
+        "model": {**WORDPIECE, "continuing_subword_prefix": "#"},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_tokenizer_in_a_run_is_a_data_error(kind: str) -> None:
+    definition = json.dumps({"version": "1.0", **DAMAGED[kind]})
+    with pytest.raises(DataError, match="The tokenizer is damaged"):
+        TokenizerFile(definition, 8, "[PAD]").encode([("a" * 30 + "!", "b")])
+
+
 def test_images_keep_their_size_without_an_image_processor(tmp_path: Path) -> None:
     library, pillow = datasets(), optional_import("PIL.Image", extra="hf")
     pixels = np.random.default_rng(0).integers(0, 256, (10, 6, 5), dtype=np.uint8)

@@ -6,7 +6,8 @@ Importing this module needs neither torch nor NumPy, because `plateaux status` r
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -117,17 +118,25 @@ def _encode(
 ) -> dict[str, NDArray[np.int64]]:
     import numpy as np
 
-    try:
+    with _no_panics():
         encoded = tokenizer.encode_batch([tuple(row) if len(row) > 1 else row[0] for row in texts])
-    except BaseException as error:
-        if type(error).__module__ != "pyo3_runtime":  # a damaged map of characters makes the library panic
-            raise
-        raise DataError("The tokenizer is damaged: its map of characters is invalid. Use the published file.") from None
     columns = dict(zip(BERT_INPUTS, ATTRIBUTES, strict=True))
     return {
         name: np.array([getattr(item, columns[name]) for item in encoded], dtype=np.int64).reshape(-1, length)
         for name in outputs
     }
+
+
+@contextmanager
+def _no_panics() -> Iterator[None]:
+    """Turn panics of the library, which a damaged map of characters or pattern causes, into errors."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        what = "its map of characters is invalid, or one of its patterns"
+        raise DataError(f"The tokenizer is damaged: {what}. Use the published file.") from None
 
 
 @lru_cache(maxsize=4)
@@ -165,7 +174,10 @@ def _build_sentencepiece(pieces: tuple[str, ...], scores: tuple[float, ...], cha
 def _build_tokenizer(definition: str, length: int, pad: str) -> Any:
     library = optional_import("tokenizers", extra="text")
     try:
-        tokenizer = library.Tokenizer.from_str(definition)
+        with _no_panics():
+            tokenizer = library.Tokenizer.from_str(definition)
+    except DataError:
+        raise
     except Exception as error:  # tokenizers raises no exception of its own
         raise DataError(f"The tokenizer is damaged ({first_line(error)}). Save it again.") from error
     pad_id = tokenizer.token_to_id(pad)

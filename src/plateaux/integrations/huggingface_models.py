@@ -187,7 +187,7 @@ def _check_weights(folder: Path) -> None:
             "save_pretrained(..., safe_serialization=True), or set model.pretrained = false for random weights"
         )
     shards = read_json(index).get("weight_map")
-    names = set(shards.values()) if isinstance(shards, dict) else {None}
+    names = set(map(str, shards.values())) if isinstance(shards, dict) else {""}
     if not all(is_plain_name(name) and name.endswith(".safetensors") for name in names):
         raise RecipeError(f"{index} names files that are no safetensors files of its folder. Save the model again")
 
