@@ -46,12 +46,15 @@ if _typing.TYPE_CHECKING:
     from plateaux.loss_landscape.probe import Probe
     from plateaux.loss_landscape.run_probes import probe_landscape
     from plateaux.loss_landscape.session import ProbeOptions
+    from plateaux.optim.sample_sharpness import SampleSharpness
+    from plateaux.optim.sharpness_aware import SharpnessAware
     from plateaux.storage.import_weights import import_weights
     from plateaux.storage.run import Run
     from plateaux.training.fit_arrays import fit
     from plateaux.training.from_arrays import from_arrays
     from plateaux.training.jobs import Job, PartitionStatus
     from plateaux.training.planning import pending_jobs, plan
+    from plateaux.training.sharpbalance_partition import SharpBalancePartition
     from plateaux.training.train import train
 
 __all__ = [
@@ -84,6 +87,9 @@ __all__ = [
     "ProbeOptions",
     "Recipe",
     "Run",
+    "SampleSharpness",
+    "SharpBalancePartition",
+    "SharpnessAware",
     "StepContext",
     "TensorTree",
     "calibrate",
@@ -152,12 +158,15 @@ _MODULES = {
     "loss_landscape.probe": ("Probe",),
     "loss_landscape.run_probes": ("probe_landscape",),
     "loss_landscape.session": ("ProbeOptions",),
+    "optim.sample_sharpness": ("SampleSharpness",),
+    "optim.sharpness_aware": ("SharpnessAware",),
     "storage.import_weights": ("import_weights",),
     "storage.run": ("Run",),
     "training.fit_arrays": ("fit",),
     "training.from_arrays": ("from_arrays",),
     "training.jobs": ("Job", "PartitionStatus"),
     "training.planning": ("pending_jobs", "plan"),
+    "training.sharpbalance_partition": ("SharpBalancePartition",),
     "training.train": ("train",),
 }
 _MODULE_BY_NAME = {name: module for module, names in _MODULES.items() for name in names}
