@@ -50,13 +50,16 @@ other key, the run is rejected and the difference is printed.
 NOTES = {
     "data": "Files are searched in the data root: `root`, or the folder in the environment variable PLATEAUX_DATA, or "
     "`data`. The `path` of `arrays` and `image_folder` is searched there and, if `root` is not set, then in the "
-    "current folder, where `plateaux` was started; the folder of the recipe does not matter.",
+    "current folder, where `plateaux` was started; the folder of the recipe does not matter. `hf:<name>` is a folder "
+    "or an id of the hub, which is downloaded only with `--download`; see [Hugging Face](../guides/hugging-face.md).",
+    "model": "`hf:<name>` is a folder or an id of the hub, which is downloaded only with `--download`; see "
+    "[Hugging Face](../guides/hugging-face.md).",
 }
 
 MEANINGS = {
     "members": "number of networks in the ensemble",
     "seed": "the seed of all random choices; runs with different seeds share no random numbers",
-    "data.name": "a data set: see below, or `package.module:function`",
+    "data.name": "a data set: see below, `hf:<name>`, or `package.module:function`",
     "data.batch_size": "samples per batch; on a mesh, in total over all replicas of a member",
     "data.shuffle": "`per_member`: each member has its own order and augmentation; `shared`: all members get the same "
     "batches; `auto`: `shared` only if the method uses the outputs of several members in every batch",
@@ -79,7 +82,8 @@ MEANINGS = {
     "data.unlabeled": "another data set whose samples are added to every batch without their labels, or N of its "
     "samples: `tinyimagenet32@1000`; see [joint training](../guides/joint-training.md)",
     "data.unlabeled_batch_size": "unlabeled samples per batch; `data.batch_size` if unset",
-    "model.name": "a model: see below, `timm:<name>`, or `package.module:function`; can be a list with one per member",
+    "model.name": "a model: see below, `timm:<name>`, `hf:<name>`, or `package.module:function`; can be a list with "
+    "one per member",
     "model.weights": "initial weights: a safetensors file, or a torch checkpoint that contains only weights; searched "
     "in the current folder, then in PLATEAUX_DATA",
     "model.weights_prefix": "load only the weights with this prefix from that file; can be a list with one per member",

@@ -151,10 +151,10 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
         (rf"POST /{repo}\.git/info/lfs/objects/batch", Handler.lfs_batch),
         (r"PUT /upload/(\w+)", Handler.upload),
         (rf"POST /api/models/{repo}/commit/([\w.-]+)", Handler.commit),
-        (rf"GET /api/models/{repo}", Handler.info),
-        (rf"GET /api/models/{repo}/revision/([\w.-]+)", Handler.info),
-        (rf"GET /api/models/{repo}/tree/([\w.-]+)", Handler.tree),
-        (rf"(?:GET|HEAD) /{repo}/resolve/([\w.-]+)/(.+)", Handler.resolve),
+        (rf"GET /api/(?:models|datasets)/{repo}", Handler.info),
+        (rf"GET /api/(?:models|datasets)/{repo}/revision/([\w.-]+)", Handler.info),
+        (rf"GET /api/(?:models|datasets)/{repo}/tree/([\w.-]+)", Handler.tree),
+        (rf"(?:GET|HEAD) /(?:datasets/)?{repo}/resolve/([\w.-]+)/(.+)", Handler.resolve),
     )
     return Handler
 

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from attacking import COUNTS, EXIT_CODES, IS_LONG
+from hf_folders import save_texts
 
 import plateaux
 
@@ -24,6 +26,7 @@ HOSTILE_MODULES = (
     "torch", "json", "sitecustomize", "usercustomize", "toy_probes", "numpy", "plateaux", "multiprocessing", "pickle",
     "socket", "typing", "re", "matplotlib", "rich", "typer", "pydantic", "tomllib", "safetensors", "evil", "conftest",
     "runpy", "encodings", "jinja2", "PIL", "ray", "fsspec", "tensorboard", "random", "threading", "ctypes",
+    "transformers", "datasets", "peft", "huggingface_hub", "tokenizers",
 )  # fmt: skip
 RECIPE = """
 members = 2
@@ -57,6 +60,12 @@ NAMES = (
     'lr_scheduler=[{name="evil:cosine"}]', 'lr_scheduler=[{name="os:system"}]', 'model.name="os:system"',
     'model.name="subprocess:call"', 'data.name="builtins:eval"', 'model.weights="weights.pkl"',
     'model.name="timm:evil"',
+    'model.name="hf:evil/model"', 'model.name="hf:model-of-evil"', 'model.name="hf:model-of-evil@main"',
+    'model.name="hf:http://127.0.0.1:9/model"', 'model.name=["hf:evil/a","hf:evil/b"]',
+    'data.name="hf:evil/data"', 'data.name="hf:data-of-evil"', 'data.name="hf:https://127.0.0.1:9/data"',
+    'data={name="hf:texts",vocabulary="hf:evil/tokenizer"}', 'data={name="hf:texts",vocabulary="evil/tokenizer"}',
+    'data={name="hf:texts",vocabulary="model-of-evil"}', 'data={name="hf:texts",hub_access=true}',
+    'model={name="hf:evil/model",download=true}', 'model={name="hf:evil/model",hub_access={download=true}}',
     'data.unlabeled="evil:load"', 'run.feature_cache="s3://evil/x"', 'data.root="http://evil"',
 )  # fmt: skip
 REMOVED = ("COVERAGE_", "PYTHONSAFEPATH", "TORCHINDUCTOR_")  # set by the process of the tests
@@ -73,6 +82,7 @@ FOREIGN = (
     "pkl",
     "ckpt",
     "hf-model",
+    "hf:",
 )
 
 
@@ -97,6 +107,7 @@ def folder(tmp_path: Path) -> Path:
     (here / "evil.toml").write_text(RECIPE.replace('"mlp"\nhidden_sizes = [4]', '"evil:net"'))
     (here / "ray.toml").write_text(f'{RECIPE}[executor]\nname = "ray"\naddress = "10.0.0.1:6379"\n')
     (here / "evil-study.toml").write_text(STUDY.replace('["accuracy"]', '["evil:metric"]'))
+    _save_hugging_face(here, code)
     (here / "weights.pkl").write_bytes(b"cos\nsystem\n(S'touch pickled'\ntR.")
     for file in (here / "weights.ckpt", here / "hf-model" / "pytorch_model.bin"):
         file.parent.mkdir(exist_ok=True)
@@ -110,12 +121,35 @@ def folder(tmp_path: Path) -> Path:
     return here
 
 
+def _save_hugging_face(here: Path, code: str) -> None:
+    """Write a model, a tokenizer, and a data set that name code, pickled weights, other files, and a server."""
+    model, data = here / "model-of-evil", here / "data-of-evil"
+    for folder in (model, data):
+        folder.mkdir()
+        for name in ("modeling_evil", "configuration_evil", "tokenization_evil", "data-of-evil", "__init__"):
+            (folder / f"{name}.py").write_text(code)
+    names = {
+        "AutoConfig": "configuration_evil.net", "AutoModelForSequenceClassification": "modeling_evil.net",
+        "AutoTokenizer": ["tokenization_evil.net", "tokenization_evil.net"],
+    }  # fmt: skip
+    config = {"model_type": "evil", "auto_map": names, "attn_implementation": "evil/kernel"}
+    (model / "config.json").write_text(json.dumps({**config, "_name_or_path": "evil/model"}))
+    (model / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Evil", "auto_map": names}))
+    (model / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch pickled'\ntR.")
+    (data / "README.md").write_text("---\nconfigs:\n- data_files: http://127.0.0.1:9/x.csv\n---\n")
+    (data / "state.json").write_text(json.dumps({"_data_files": [{"filename": "http://127.0.0.1:9/x.arrow"}]}))
+    (data / "dataset_info.json").write_text("{}")
+    if find_spec("datasets") is not None:
+        save_texts(here / "texts", train=20, test=10)
+
+
 def commands(out: Path) -> list[list[str]]:
     """Return command lines: every command on a harmless run, and on what names code of somebody else."""
     runs = [
         ["status", "{run}"], ["plan", "{run}"], ["train", "{run}", "--no-evaluate"],
         ["evaluate", "{run}", "--metrics", "accuracy,nll"],
         ["evaluate", "{run}", "--metrics", "evil:metric"], ["evaluate", "{run}", "--ood", "far=evil:load"],
+        ["evaluate", "{run}", "--ood", "far=hf:evil/data"], ["evaluate", "{run}", "--split", "hf:evil/data"],
         ["evaluate", "{run}", "--calibrated", "--exclude-calibration-ids"], ["predict", "{run}", "-o", f"{out}/p.csv"],
         ["calibrate", "{run}"], ["landscape", "{run}", "--probes", "average_l2(samples=8)"],
         ["landscape", "{run}", "--probes", "toy_probes:loss"], ["soup", "{run}", "-o", f"{out}/soup"],

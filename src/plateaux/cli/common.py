@@ -44,6 +44,9 @@ Trust = Annotated[
     list[str] | None,
     typer.Option(help="A module whose functions the recipe may call, or the address of a Ray cluster in it."),
 ]
+Download = Annotated[
+    bool, typer.Option("--download", help="Allow downloads from the Hugging Face hub, for names hf:user/name.")
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; by default the best available.")]
 Members = Annotated[str | None, typer.Option(help="Use only these members, such as 0,2.")]
 

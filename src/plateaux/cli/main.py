@@ -19,6 +19,7 @@ from plateaux.cli import claims, evaluate, export, hub, landscape, predict, repo
 from plateaux.cli.common import (
     AsJson,
     Changes,
+    Download,
     Trust,
     check_address_option,
     configure_logging,
@@ -122,6 +123,7 @@ def train(
         bool, typer.Option("--accept-changes", help="Resume although the data or the model's code have changed.")
     ] = False,
     trust: Trust = None,
+    download: Download = False,
     evaluate: Annotated[bool, typer.Option(help="Evaluate on the test split after training.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -146,6 +148,7 @@ def train(
             loaded,
             root,
             trust=trusted,
+            download=download,
             progress=progress,
             branch_from=branch_from,
             accept_changes=accept_changes,
@@ -252,6 +255,7 @@ def import_weights(
     ] = None,
     changes: Changes = None,
     trust: Trust = None,
+    download: Download = False,
     as_json: AsJson = False,
 ) -> None:
     """Create a run from weights trained elsewhere: Lightning checkpoints, Hugging Face folders, or state dicts.
@@ -261,10 +265,11 @@ def import_weights(
     from plateaux.storage.import_weights import expand_patterns
 
     files = expand_patterns(weights)
-    names = json.dumps(model) if len(model) > 1 else json.dumps(model[0])
-    text = f"members = {len(files)}\n[data]\nname = {json.dumps(data)}\n[model]\nname = {names}\n"
+    models = json.dumps(model) if len(model) > 1 else json.dumps(model[0])
+    text = f"members = {len(files)}\n[data]\nname = {json.dumps(data)}\n[model]\nname = {models}\n"
     recipe = plateaux.Recipe.parse(text, changes or [], where="import-weights")
-    plateaux.import_weights(out, recipe, files, names=_renamed(rename or [], ignore or []), trust=trust or ())
+    names = _renamed(rename or [], ignore or [])
+    plateaux.import_weights(out, recipe, files, names=names, trust=trust or (), download=download)
     print_result(as_json, {"run": str(out), "members": len(files)}, lambda: [f"{out}: {len(files)} members imported"])
 
 
@@ -306,6 +311,7 @@ def check(
         bool, typer.Option("--data", help="Also read the data, and run a forward and a backward pass on two samples.")
     ] = False,
     trust: Trust = None,
+    download: Download = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a recipe without training: names, options, and their combination.
@@ -321,7 +327,7 @@ def check(
     file = recipe_file(recipe)
     loaded = plateaux.Recipe.load(file, changes or [])
     with located_errors(file, changes or []):
-        components = Components(trust=trusted_names(trust, loaded, changes or []))
+        components = Components(trust=trusted_names(trust, loaded, changes or []), download=download)
         check_recipe(loaded, components)
         if data:
             splits = build_training_data(loaded, components)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plateaux.cli.common import AsJson, Trust, check_address_option, error_console, print_result
+from plateaux.cli.common import AsJson, Download, Trust, check_address_option, error_console, print_result
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import format_duration, format_size
 
@@ -43,6 +43,7 @@ def study(
         bool, typer.Option("--results-only", help="Train nothing; print the results so far.")
     ] = False,
     trust: Trust = None,
+    download: Download = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a study: train the missing runs of its grid, evaluate them, and compare.
@@ -69,7 +70,7 @@ def study(
     section: dict[str, Any] = {"name": executor} if executor else {}
     section |= {"processes": processes} if processes else {}
     section |= {"address": address} if address else {}
-    components = Components(trust=(*(trust or ()), *([address] if address else ())))
+    components = Components(trust=(*(trust or ()), *([address] if address else ())), download=download)
     options: dict[str, Any] = {"components": components, "filter_pattern": filter_, "executor": section}
     if smoke:
         from plateaux.studies.smoke import smoke_study

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +25,8 @@ class Components:
     loss: LossFn | None = None
     unlabeled: Source | None = None  # samples of the same shape as the data; their labels are ignored
     trust: tuple[str, ...] = ()  # modules from which a recipe may call functions, clusters it may connect to
+    download: bool = False  # whether models and data sets of a hub may be downloaded
+    model_configs: Mapping[str, Mapping[str, Any]] | None = None  # of a run: config.json by name of the model
 
     def __post_init__(self) -> None:
         if self.data is not None and not isinstance(self.data, DataSplits):

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError, suggest
 
-PROVIDED = frozenset({"loss", "shape", "classes", "params", "epochs"})
+PROVIDED = frozenset({"loss", "shape", "classes", "params", "epochs", "hub_access"})
 """Arguments that the engine passes to a factory. They are never options of a recipe."""
 UNANNOTATED = Annotated[Any, "no annotation"]
 """The type of an option that its factory does not annotate: any value, but a list has one value per member."""
@@ -149,7 +149,7 @@ def _read_fields(factory: Callable[..., Any], is_dataset: bool) -> Mapping[str, 
     bare = _unwrap(factory)
     hints = get_type_hints(bare.__init__ if isinstance(bare, type) else bare, include_extras=True)  # type: ignore[misc]
     # A data set defines the number of classes. All other plugins receive it.
-    hidden = frozenset() if is_dataset else PROVIDED
+    hidden = frozenset({"hub_access"}) if is_dataset else PROVIDED
     options: dict[str, tuple[Any, Any]] = {}
     for name, parameter in _parameters(factory).items():
         if name in hidden or parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):

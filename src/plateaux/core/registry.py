@@ -35,9 +35,10 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 class Registry:
     """The factories of one kind of plug-in, by name."""
 
-    def __init__(self, kind: str, package: str, *, group: str) -> None:
+    def __init__(self, kind: str, package: str, *, group: str, modules: Sequence[str] = ()) -> None:
         self.kind = kind
         self.package = package
+        self.modules = modules  # other modules of Plateaux with plug-ins: adapters of other libraries
         self.group = group
         self.prefixes: dict[str, Callable[..., Any]] = {}
         self._factories: dict[str, Callable[..., Any]] = {}
@@ -95,7 +96,7 @@ class Registry:
         """
         described: dict[str, str] = {}
         if not self._scanned and not self._entry_points():
-            described = _describe_sources(self.package, self.kind)
+            described = _describe_sources((self.package, *self.modules), self.kind)
         if not described:  # other packages, or a package without sources
             self._scan()
         factories = {**self._factories, **{f"{prefix}<name>": factory for prefix, factory in self.prefixes.items()}}
@@ -130,6 +131,8 @@ class Registry:
             package = importlib.import_module(self.package)
             for module in pkgutil.iter_modules(package.__path__):
                 importlib.import_module(f"{self.package}.{module.name}")
+            for name in self.modules:
+                importlib.import_module(name)
             for point in self._entry_points():
                 try:
                     point.load()
@@ -192,12 +195,13 @@ def _is_decorated_in_source(spec: ModuleSpec | None, attribute: str, kind: str) 
     return False
 
 
-def _describe_sources(package: str, kind: str) -> dict[str, str]:
-    """Return name and first line of every decorated function in the files of a package, without importing them."""
-    spec = _find_spec(package)
-    folders = [] if spec is None else spec.submodule_search_locations or []
+def _describe_sources(names: Sequence[str], kind: str) -> dict[str, str]:
+    """Return name and first line of every decorated function of packages and modules, without importing them."""
+    specs = [spec for spec in map(_find_spec, names) if spec is not None]
+    files = {file for spec in specs for folder in spec.submodule_search_locations or [] for file in _files(folder)}
+    files |= {Path(spec.origin) for spec in specs if spec.origin and not spec.submodule_search_locations}
     described: dict[str, str] = {}
-    for file in sorted(file for folder in folders for file in Path(folder).glob("*.py")):
+    for file in sorted(files):
         body = ast.parse(file.read_bytes()).body
         decorators = _decorator_names(body, kind)
         for node in body:
@@ -205,6 +209,10 @@ def _describe_sources(package: str, kind: str) -> dict[str, str]:
                 found = [decorator for decorator in node.decorator_list if _name(decorator) in decorators]
                 described |= {_registered_name(node.name, each): _first_line(ast.get_docstring(node)) for each in found}
     return described
+
+
+def _files(folder: str) -> list[Path]:
+    return list(Path(folder).glob("*.py"))
 
 
 def _registered_name(name: str, decorator: ast.expr) -> str:
@@ -239,7 +247,14 @@ def _name(decorator: ast.expr) -> str:
 
 method = Registry("method", "plateaux.methods", group="plateaux.methods")
 metric = Registry("metric", "plateaux.evaluation.metrics", group="plateaux.metrics")
-dataset = Registry("dataset", "plateaux.data.datasets", group="plateaux.data")
-model = Registry("model", "plateaux.models.architectures", group="plateaux.models")
+dataset = Registry(
+    "dataset", "plateaux.data.datasets", group="plateaux.data", modules=("plateaux.integrations.huggingface_data",)
+)
+model = Registry(
+    "model",
+    "plateaux.models.architectures",
+    group="plateaux.models",
+    modules=("plateaux.integrations.huggingface_models", "plateaux.integrations.text_models"),
+)
 probe = Registry("probe", "plateaux.loss_landscape.probes", group="plateaux.probes")
 executor = Registry("executor", "plateaux.distributed.executors", group="plateaux.executors")

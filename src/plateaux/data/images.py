@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.errors import DataError, first_line
+from plateaux.data.preprocessing import ImageSize
 
 MAX_PIXELS = 89_478_485  # of an image file: Pillow's own limit, above which it only warns
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}  # of image files
@@ -18,7 +19,9 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".t
 Pixels = NDArray[np.uint8]
 
 
-def decode_image(source: Path | bytes, *, size: int | None = None, channels: int = 3, name: str = "") -> Pixels:
+def decode_image(
+    source: Path | bytes, *, size: int | ImageSize | None = None, channels: int = 3, name: str = ""
+) -> Pixels:
     """Decode an image file, or its bytes, to uint8 `[channels, H, W]`; see `to_pixels`."""
     image_module = _pillow()
     shown = name or (str(source) if isinstance(source, Path) else "The image")
@@ -35,20 +38,38 @@ def decode_image(source: Path | bytes, *, size: int | None = None, channels: int
         raise DataError(f"{shown} cannot be decoded as an image ({error}). Replace the file or remove it.") from error
 
 
-def to_pixels(image: Any, *, size: int | None = None, channels: int = 3) -> Pixels:
+def to_pixels(image: Any, *, size: int | ImageSize | None = None, channels: int = 3) -> Pixels:
     """Convert a Pillow image to uint8 `[channels, H, W]`: grayscale for 1 channel, RGB for 3, RGBA for 4.
 
-    With `size`, the shorter side is resized to it and the center square is cropped.
+    With a number as `size`, the shorter side is resized to it and the center square is cropped.
     """
     image = image.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
-    if size is not None and image.size != (size, size):
+    if isinstance(size, ImageSize):
+        image = _process(image, size)
+    elif size is not None and image.size != (size, size):
         scale = size / min(image.size)
         width, height = (max(size, round(side * scale)) for side in image.size)
         left, top = (width - size) // 2, (height - size) // 2
+        _check_pixels((width, height), "The resized image")
         image = image.resize((width, height), _pillow().Resampling.BILINEAR)
         image = image.crop((left, top, left + size, top + size))
     pixels = np.array(image, dtype=np.uint8)
     return np.ascontiguousarray(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1))
+
+
+def _process(image: Any, size: ImageSize) -> Any:
+    """Resize and crop like the image processors of transformers; what is cropped outside of the image is black."""
+    width, height = image.size
+    wanted = size.resize
+    if isinstance(wanted, int):  # the shorter side; the longer one is rounded down
+        short = min(width, height)
+        wanted = (wanted, int(wanted * width / short)) if height <= width else (int(wanted * height / short), wanted)
+    if wanted is not None and wanted != (height, width):
+        _check_pixels(wanted, "The resized image")
+        image = image.resize(wanted[::-1], _pillow().Resampling[size.resample.upper()])
+        width, height = image.size
+    left, top = (width - size.width) // 2, (height - size.height) // 2
+    return image.crop((left, top, left + size.width, top + size.height))
 
 
 def _check_pixels(size: tuple[int, int], name: str) -> None:

@@ -6,10 +6,11 @@ Importing this module needs neither torch nor NumPy, because `plateaux status` r
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from plateaux.core.bounded import Finite, PositiveCount
 from plateaux.core.errors import DataError, first_line
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 PAD, UNK, CLS, SEP = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 ALBERT_PAD, ALBERT_UNK = "<pad>", "<unk>"
 BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+Resample = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]  # of Pillow
 ATTRIBUTES = ("ids", "attention_mask", "type_ids")  # of an encoding, in the order of the outputs of BERT
 
 
@@ -67,14 +69,44 @@ class SentencePiece:
         return _encode(tokenizer, texts, self.length, self.outputs)
 
 
-Tokenizer = WordPiece | SentencePiece
+@dataclass(frozen=True, slots=True)
+class TokenizerFile:
+    """Any tokenizer of Hugging Face, as the content of its `tokenizer.json`."""
+
+    definition: str  # JSON
+    length: PositiveCount  # of the padded or truncated sequences
+    pad: str  # the token that fills up sequences
+    texts: tuple[str, ...] = ("sentence1", "sentence2")  # names of the texts of a sample: one, or a pair
+    outputs: tuple[str, ...] = BERT_INPUTS  # those of BERT that the model takes
+
+    def tokens(self) -> int:
+        """Return the number of tokens."""
+        return int(_build_tokenizer(self.definition, self.length, self.pad).get_vocab_size(with_added_tokens=True))
+
+    def encode(self, texts: Sequence[Sequence[str]]) -> dict[str, NDArray[np.int64]]:
+        """Return token ids and the other outputs `[N, length]`, as `WordPiece.encode`."""
+        tokenizer = _build_tokenizer(self.definition, self.length, self.pad)
+        return _encode(tokenizer, texts, self.length, self.outputs)
+
+
+Tokenizer = WordPiece | SentencePiece | TokenizerFile
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSize:
+    """The steps of an image processor of Hugging Face: resize, then crop the center."""
+
+    height: PositiveCount  # of the result
+    width: PositiveCount
+    resize: tuple[PositiveCount, PositiveCount] | PositiveCount | None = None  # height and width, or the shorter side
+    resample: Resample = "bilinear"
 
 
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
     """How raw inputs become samples; the default is not at all."""
 
-    resize: PositiveCount | None = None  # images: the shorter side, of which the center square is cropped
+    resize: PositiveCount | ImageSize | None = None  # a number: the shorter side, of which the center square is cropped
     tokenizer: Tokenizer | None = None
 
 
@@ -86,17 +118,25 @@ def _encode(
 ) -> dict[str, NDArray[np.int64]]:
     import numpy as np
 
-    try:
+    with _no_panics():
         encoded = tokenizer.encode_batch([tuple(row) if len(row) > 1 else row[0] for row in texts])
-    except BaseException as error:
-        if type(error).__module__ != "pyo3_runtime":  # a damaged map of characters makes the library panic
-            raise
-        raise DataError("The tokenizer is damaged: its map of characters is invalid. Use the published file.") from None
     columns = dict(zip(BERT_INPUTS, ATTRIBUTES, strict=True))
     return {
         name: np.array([getattr(item, columns[name]) for item in encoded], dtype=np.int64).reshape(-1, length)
         for name in outputs
     }
+
+
+@contextmanager
+def _no_panics() -> Iterator[None]:
+    """Turn panics of the library, which a damaged map of characters or pattern causes, into errors."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        what = "its map of characters is invalid, or one of its patterns"
+        raise DataError(f"The tokenizer is damaged: {what}. Use the published file.") from None
 
 
 @lru_cache(maxsize=4)
@@ -128,6 +168,24 @@ def _build_sentencepiece(pieces: tuple[str, ...], scores: tuple[float, ...], cha
     before = library.pre_tokenizers
     tokenizer.pre_tokenizer = before.Sequence([before.WhitespaceSplit(), before.Metaspace()])
     return _frame(tokenizer, ids, ALBERT_PAD, length)
+
+
+@lru_cache(maxsize=4)
+def _build_tokenizer(definition: str, length: int, pad: str) -> Any:
+    library = optional_import("tokenizers", extra="text")
+    try:
+        with _no_panics():
+            tokenizer = library.Tokenizer.from_str(definition)
+    except DataError:
+        raise
+    except Exception as error:  # tokenizers raises no exception of its own
+        raise DataError(f"The tokenizer is damaged ({first_line(error)}). Save it again.") from error
+    pad_id = tokenizer.token_to_id(pad)
+    if pad_id is None:
+        raise DataError(f"The tokenizer has no token {pad!r} to pad with. Set its pad_token, and save it again.")
+    tokenizer.enable_truncation(length, strategy="longest_first")
+    tokenizer.enable_padding(length=length, pad_id=pad_id, pad_token=pad)
+    return tokenizer
 
 
 def _check_special(ids: dict[str, int], special: Sequence[str], advice: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -25,6 +26,7 @@ def load_members(run: Run, data: DataSplits, numbers: Sequence[int], components:
         )
     # The weights come from the run folder, so the file of pretrained weights may be gone.
     recipe = run.recipe.replaced(model={"weights": None, "sparsity": 0.0})
+    components = replace(components, model_configs=run.info.model_configs)
     modules = build_members(recipe, data, numbers, components)
     shared = run.shared()
     for number, module in zip(numbers, modules, strict=True):

@@ -112,7 +112,13 @@ def soup(
     state = network.module.state_dict()
     mean = {name: state[name].cpu() for name in mean}  # with updated BatchNorm statistics
     info = evaluator.run.info
-    described = RunInfo(info.data, model=info.model, inputs=info.inputs, preprocessing=info.preprocessing)
+    described = RunInfo(
+        info.data,
+        model=info.model,
+        inputs=info.inputs,
+        preprocessing=info.preprocessing,
+        model_configs=info.model_configs,
+    )
     made = Run.begin(out, _single_member_recipe(evaluator), described)
     copy_data(evaluator.run, made)
     made.put_shared(evaluator.run.shared())

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plateaux.config.builders.data import train_val_split
+from plateaux.config.builders.data import hub_options, train_val_split
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.config.schema import accepts
@@ -160,7 +160,8 @@ def _open_labeled_dataset(recipe: Recipe, info: DataInfo, name: str, components:
     factory = registry.dataset.get(name, allow=components.trust)
     options = {"root": recipe.data.options.get("root"), "size": info.shape[-1]}
     other: DataSplits = factory(
-        **{key: value for key, value in options.items() if value is not None and accepts(factory, key)}
+        **{key: value for key, value in options.items() if value is not None and accepts(factory, key)},
+        **hub_options(factory, recipe, components),
     )
     if len(other.shape) != 3:
         raise DataError(f"The samples of {name!r} have shape {list(other.shape)}; only images can be evaluated here")
@@ -216,7 +217,8 @@ def ood_split(name: str, suite: str, components: Components = NO_COMPONENTS) -> 
 
     def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
         has_root = "root" in recipe.data.options and accepts(factory, "root")
-        other = factory(**({"root": recipe.data.options["root"]} if has_root else {}))
+        root = {"root": recipe.data.options["root"]} if has_root else {}
+        other = factory(**root, **hub_options(factory, recipe, components))
         return ResizedSource(other.test, data.shape, other.shape), torch.arange(len(other.test))
 
     return EvalSplit(name, suite, open_, {"name": dataset}, labeled=False)

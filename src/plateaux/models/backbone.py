@@ -46,7 +46,7 @@ class Backbone(nn.Module):
         self.layer, self.before = split_module(model, layer, resized_shape(shape, image_size))
         _remove_later_modules(model, self.layer, self.before, resized_shape(shape, image_size))
         with _probing(self.model):
-            zeros = _zero_input(resized_shape(shape, image_size))
+            zeros = _zero_input(self.model, resized_shape(shape, image_size))
             features = _run_until(self.model, self.layer, self.before, (zeros,), {})
         self.shape = tuple((_pool(features) if pool else features).shape[1:])
         if self.shape == tuple(shape):
@@ -166,7 +166,7 @@ def split_module(model: nn.Module, layer: str, shape: Sequence[int]) -> tuple[st
             if isinstance(module, nn.Linear):
                 hook = module.register_forward_hook(lambda _, __, out, name=name: outputs.update({name: out}))
                 stack.callback(hook.remove)
-        out = model(_zero_input(shape))
+        out = model(_zero_input(model, shape))
     logits = out if isinstance(out, Tensor) else out.logits
     last_layers = [name for name, output in outputs.items() if output is logits]
     if not last_layers:
@@ -212,8 +212,9 @@ def _probing(model: nn.Module) -> Iterator[ExitStack]:
         yield stack
 
 
-def _zero_input(shape: Sequence[int]) -> Tensor:
-    return torch.zeros(1, *shape)
+def _zero_input(model: nn.Module, shape: Sequence[int]) -> Tensor:
+    is_text = getattr(model, "main_input_name", "") == "input_ids"  # as networks of transformers say
+    return torch.zeros(1, *shape, dtype=torch.int64 if is_text else torch.float32)
 
 
 def _remove_later_modules(model: nn.Module, layer: str, before: bool, shape: Sequence[int]) -> None:
@@ -224,7 +225,7 @@ def _remove_later_modules(model: nn.Module, layer: str, before: bool, shape: Seq
         for name, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(lambda *_, name=name: started.add(name)).remove)
             stack.callback(module.register_forward_hook(lambda *_, name=name: finished.add(name)).remove)
-        _run_until(model, layer, before, (_zero_input(shape),), {})
+        _run_until(model, layer, before, (_zero_input(model, shape),), {})
     for parent in started - finished - {layer}:  # a finished module may use its children without calling them
         for child, _ in list(model.get_submodule(parent).named_children()):
             name = f"{parent}.{child}" if parent else child

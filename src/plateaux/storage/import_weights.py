@@ -21,8 +21,10 @@ from plateaux.core.method import LossFn
 from plateaux.core.types import TensorTree
 from plateaux.data.checks import check_data
 from plateaux.data.sources import DataSplits
+from plateaux.integrations.huggingface_models import model_configs
 from plateaux.integrations.huggingface_weights import check_class_order, is_model_folder, read_folder_weights
 from plateaux.integrations.lightning_checkpoints import SUFFIX, is_sharded_checkpoint, read_lightning_checkpoint
+from plateaux.integrations.peft_adapters import is_adapter, load_adapter
 from plateaux.models.weight_files import read_weights
 from plateaux.models.weight_names import Weights, compare_names, find_prefixes, rename, select_prefix, suggest_renaming
 from plateaux.storage.run import MemberProgress, Run
@@ -43,12 +45,15 @@ def import_weights(
     model: Model | None = None,
     loss: LossFn | None = None,
     trust: Sequence[str] = (),
+    download: bool = False,
 ) -> Run:
     """Create a run from weights that were trained elsewhere. All are checked against their models first.
 
     A file is a safetensors file, a torch checkpoint, a Lightning `.ckpt` file, or a folder that `save_pretrained` of
     Hugging Face wrote. Files are read as data: one that contains code is refused. If the model is an attribute of what
     was saved, such as `self.model` of a LightningModule, its prefix is found.
+
+    With `[model.lora]` in the recipe, a file can be a folder of a PEFT adapter.
 
     Args:
         out: The run folder to create.
@@ -61,8 +66,9 @@ def import_weights(
         model: Replaces the model named in the recipe.
         loss: Replaces the loss named in the recipe.
         trust: Modules whose functions the recipe may call.
+        download: Allow downloads from the Hugging Face hub for names `hf:user/name`.
     """
-    components = Components(data, model, loss, trust=tuple(trust))
+    components = Components(data, model, loss, trust=tuple(trust), download=download)
     specs = expand_patterns(files)
     if len(specs) != recipe.members:
         raise RecipeError(f"{len(specs)} weight files for {recipe.members} members: give one file for each member")
@@ -81,6 +87,7 @@ def import_weights(
         model=components.model_name,
         inputs=checked.summary,
         preprocessing=splits.preprocessing,
+        model_configs=None if model else model_configs(recipe.model.name, download=download),
     )
     run = Run.begin(out, recipe, info)
     if data is not None and data.keep_in_run:
@@ -123,6 +130,9 @@ def split_file(spec: str) -> tuple[str, str]:
 
 def _load(module: nn.Module, spec: str, names: Mapping[str, str | None], labels: Sequence[str]) -> None:
     file, prefix = split_file(spec)
+    if is_adapter(file):
+        load_adapter(module, file)
+        return
     weights = select_prefix(_read(Path(file), labels), prefix, file)
     weights, state = rename(weights, names, file) if names else weights, module.state_dict()
     found = compare_names(weights, state)

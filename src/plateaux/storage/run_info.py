@@ -130,6 +130,7 @@ class RunInfo:
     inputs: DataSummary | None = None  # what was found in the training samples; None: they were not checked
     preprocessing: Preprocessing | None = None  # how raw inputs became the samples; None: not at all
     model_code: ModelCode | None = None  # None: the model is built into Plateaux
+    model_configs: Mapping[str, Mapping[str, Any]] | None = None  # config.json of Hugging Face models, by their name
     accepted_changes: tuple[tuple[str, ...], ...] = ()  # of data or model code, by --accept-changes, oldest first
 
     @classmethod
@@ -141,7 +142,8 @@ class RunInfo:
         """Return one line for every difference of the data and of the model's code."""
         old, code = self.model_code, new.model_code
         model = old.changes(code) if old is not None and code is not None else []
-        return diff(self.data.to_dict(), new.data.to_dict()) + model
+        configs = diff(dict(self.model_configs or {}), dict(new.model_configs or {}), "model config ")
+        return diff(self.data.to_dict(), new.data.to_dict()) + model + configs
 
     def with_changes(self, new: RunInfo) -> RunInfo:
         """Return the description of this run with the data and the model of `new`, and a record of what changed."""
@@ -154,6 +156,7 @@ class RunInfo:
             preprocessing=new.preprocessing,
             model=name,
             model_code=code,
+            model_configs=new.model_configs,
             accepted_changes=accepted,
         )
 
@@ -172,6 +175,8 @@ class RunInfo:
             tree["preprocessing"] = _to_plain(asdict(self.preprocessing))
         if self.model_code is not None:
             tree["model_code"] = _to_plain(asdict(self.model_code))
+        if self.model_configs is not None:
+            tree["model_configs"] = _to_plain(self.model_configs)
         if self.accepted_changes:
             tree["accepted_changes"] = _to_plain(self.accepted_changes)
         if self.calibration_digest is not None:

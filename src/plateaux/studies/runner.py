@@ -169,13 +169,15 @@ class StudyRunner:
 
     def _train(self, recipe: Recipe, root: Path, parent: Path | None) -> None:
         if recipe.executor.name != "mesh":
-            train(recipe, root, **self.components.keywords(), progress=self.progress, branch_from=parent)
+            keywords = {**self.components.keywords(), "download": self.components.download}
+            train(recipe, root, **keywords, progress=self.progress, branch_from=parent)
             return
         name = f"recipes/{root.name}.toml"
         self.store.put(name, recipe.to_toml().encode())
         command = ["train", str(self.root / name), "--out", str(root), "--no-evaluate"]
         command += ["--branch-from", str(parent)] if parent else []
         command += [word for module in self.components.trust for word in ("--trust", module)]
+        command += ["--download"] if self.components.download else []
         if code := run_torchrun(recipe.executor.processes, command, silent=True):
             raise RunError(f"Training {root} on a mesh failed with exit code {code}. Run the command again to resume.")
 

@@ -28,6 +28,7 @@ from plateaux.core.types import Batch, Inputs, derive_seed
 from plateaux.data.checks import check_data
 from plateaux.data.loader import MemberLoader
 from plateaux.data.sources import DataSplits
+from plateaux.integrations.huggingface_models import model_configs
 from plateaux.models.identity import describe_layers, is_built_in, source_hash
 from plateaux.storage.run_info import DataInfo, ModelCode, RunInfo
 
@@ -49,7 +50,10 @@ def check_data_and_model(
     code = None if is_built_in(factory) else ModelCode(source_hash(factory, networks), describe_layers(networks))
     info = DataInfo.from_splits(data)
     name, steps = components.model_name, data.preprocessing
-    return RunInfo(info, model=name, inputs=checked.summary, preprocessing=steps, model_code=code)
+    configs = None if components.model else model_configs(recipe.model.name, download=components.download)
+    return RunInfo(
+        info, model=name, inputs=checked.summary, preprocessing=steps, model_code=code, model_configs=configs
+    )
 
 
 def check_model(

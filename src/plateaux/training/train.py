@@ -54,6 +54,7 @@ def train(
     loss: LossFn | None = None,
     unlabeled: Source | None = None,
     trust: Sequence[str] = (),
+    download: bool = False,
     branch_from: RunLike | None = None,
     accept_changes: bool = False,
     progress: Progress = log_messages,
@@ -68,13 +69,15 @@ def train(
         loss: Replaces the loss named in the recipe.
         unlabeled: Samples whose labels are not used, for methods that need them.
         trust: Modules whose functions the recipe may call.
+        download: Allow downloads from the Hugging Face hub for names `hf:user/name`.
         branch_from: A run, its folder, or its URL. Members start from the checkpoints that it wrote at its first data
             partition; both runs must train the same way up to it.
         accept_changes: Resume a run although its data or the code of its model have changed; the changes are recorded
             in the run.
         progress: Called with progress events.
     """
-    components = Components(read_stored_data(out) if data is None else data, model, loss, unlabeled, tuple(trust))
+    stored = read_stored_data(out) if data is None else data
+    components = Components(stored, model, loss, unlabeled, tuple(trust), download)
     is_joint = check(recipe, components)
     executor = build_executor(recipe, components)
     if is_joint and all_reduce_max(executor, int(not executor.local_members(recipe.members))):

@@ -27,8 +27,11 @@ SMALL: dict[str, dict[str, Any]] = {
     **{f"vgg{depth}{norm}": {"width": 8} for depth in (11, 13, 16, 19) for norm in ("", "_bn")},
 }
 BIG = {"wrn28_10"}  # 36 M parameters and no option to shrink it: its parts are those of wrn
-STAND_INS = {"timm:<name>": ["timm:resnet10t", "timm:vit_tiny_patch16_224"]}
-TEXT = {"albert", "minilm"}  # take rows of tokens: test_albert.py and test_minilm.py
+STAND_INS: dict[str, list[str]] = {
+    "timm:<name>": ["timm:resnet10t", "timm:vit_tiny_patch16_224"],
+    "hf:<name>": [],  # needs a folder: tests/integrations/test_huggingface_models.py
+}
+TEXT = {"albert", "minilm"}  # take rows of tokens: test_albert.py and test_minilm.py in tests/integrations
 NAMES = [name for found in model.names() if found not in BIG | TEXT for name in STAND_INS.get(found, [found])]
 
 
@@ -47,7 +50,7 @@ def images(count: int = 2, shape: tuple[int, ...] = IMAGE) -> Tensor:
 
 @pytest.mark.parametrize("name", model.names())
 def test_options_are_keyword_only_with_types_that_pydantic_knows(name: str) -> None:
-    factory = model.prefixes["timm:"] if name == "timm:<name>" else model.get(name)
+    factory = model.prefixes.get(name.removesuffix("<name>")) or model.get(name)
     hints = get_type_hints(factory)
     options = {n: p for n, p in inspect.signature(factory).parameters.items() if n != "name"}
     assert {"shape", "classes"} <= set(options)

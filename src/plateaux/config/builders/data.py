@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -15,6 +15,7 @@ from plateaux.config.recipe import DataConfig, Recipe
 from plateaux.config.schema import accepts, check
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
+from plateaux.core.hub_access import PREFIX, HubAccess
 from plateaux.core.method import Method
 from plateaux.core.runtime import FORMATS, param_dtype
 from plateaux.core.types import Batch, Inputs, derive_seed
@@ -100,12 +101,23 @@ def _build_clean_data(recipe: Recipe, components: Components) -> DataSplits:
         return components.data
     config = recipe.data
     factory = registry.dataset.get(config.name, allow=components.trust)
-    data = factory(**check("data", factory, config.options, also=DataConfig.model_fields))
+    options = check("data", factory, config.options, also=DataConfig.model_fields)
+    data = factory(**options, **hub_options(factory, recipe, components))
     if not isinstance(data, DataSplits):
         raise RecipeError(
             f"data set {config.name!r} returned {type(data).__name__}; it must return plateaux.DataSplits"
         )
     return data
+
+
+def hub_options(factory: Callable[..., Any], recipe: Recipe, components: Components) -> dict[str, HubAccess]:
+    """Return what a Hugging Face data set is told besides its options: the model, and whether it may be downloaded."""
+    if not accepts(factory, "hub_access"):
+        return {}
+    names = {recipe.model.name} if isinstance(recipe.model.name, str) else set(recipe.model.name)
+    name = names.pop() if len(names) == 1 and components.model is None else ""
+    model = name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
+    return {"hub_access": HubAccess(download=components.download, model=model)}
 
 
 def build_training_data(recipe: Recipe, components: Components = NO_COMPONENTS) -> DataSplits:
@@ -114,7 +126,7 @@ def build_training_data(recipe: Recipe, components: Components = NO_COMPONENTS) 
     if "unlabeled" not in build_method(recipe, 0, components).objective.extra_inputs:
         return data
     name, _, count = (recipe.data.unlabeled or "").partition("@")
-    source = components.unlabeled or _build_unlabeled(name, data, recipe.data.options.get("root"), components)
+    source = components.unlabeled or _build_unlabeled(name, data, recipe, components)
     source = source.ignoring_labels() if isinstance(source, DatasetSource) else source
     size = int(count) if count.isdigit() else len(source)
     if (count and not count.isdigit()) or not 0 < size <= len(source):
@@ -127,11 +139,12 @@ def build_training_data(recipe: Recipe, components: Components = NO_COMPONENTS) 
     return replace(data, unlabeled=UnlabeledData(name or "given", source, ids))
 
 
-def _build_unlabeled(name: str, data: DataSplits, root: str | None, components: Components) -> Source:
+def _build_unlabeled(name: str, data: DataSplits, recipe: Recipe, components: Components) -> Source:
     """Return the training samples of a data set, or its test samples if it has no training samples.
 
     It lies in the data root of the recipe, and its images are read at the size of the recipe's.
     """
+    root = recipe.data.options.get("root")
     if is_image_path(name):
         if len(data.shape) != 3:
             raise RecipeError(f"data.unlabeled = {name!r} are images, but the samples of {data.name!r} are not")
@@ -139,7 +152,7 @@ def _build_unlabeled(name: str, data: DataSplits, root: str | None, components: 
     factory = registry.dataset.get(name, allow=components.trust)
     options: dict[str, Any] = {"root": root} if root is not None and accepts(factory, "root") else {}
     options |= {"size": data.shape[-1]} if len(data.shape) == 3 and accepts(factory, "size") else {}
-    other: DataSplits = factory(**check("data", factory, options))
+    other: DataSplits = factory(**check("data", factory, options), **hub_options(factory, recipe, components))
     if other.shape != data.shape:
         raise RecipeError(
             f"data.unlabeled = {name!r} has samples of shape {list(other.shape)}, but {data.name!r} has shape "

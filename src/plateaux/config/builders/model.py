@@ -13,6 +13,7 @@ from plateaux.config.recipe import ModelConfig, Recipe, fingerprint
 from plateaux.config.schema import accepts, check, member_options, member_value
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
+from plateaux.core.hub_access import HubAccess
 from plateaux.core.runtime import fork_rng, param_dtype
 from plateaux.core.types import TensorTree, derive_seed
 from plateaux.data.files import weights_file
@@ -131,7 +132,12 @@ def _build_network(
         member_options(factory, config.options, number, recipe.members),
         also=ModelConfig.model_fields,
     )
-    provided = {"shape": resized_shape(data.shape, config.image_size), "classes": data.classes}
+    access = HubAccess(download=components.download, config=(components.model_configs or {}).get(model_name))
+    provided = {
+        "shape": resized_shape(data.shape, config.image_size),
+        "classes": data.classes,
+        "hub_access": access,
+    }
     options |= {name: value for name, value in provided.items() if accepts(factory, name)}
     with fork_rng(derive_seed(recipe.seed, "init", number) if init_seed is None else init_seed, torch.device("cpu")):
         module = factory(**options)

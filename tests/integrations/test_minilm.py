@@ -25,7 +25,7 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.optional import optional_import
 from plateaux.core.types import Batch
-from plateaux.models.architectures.minilm import minilm
+from plateaux.integrations.text_models import minilm
 from plateaux.models.lora import LoRALinear, add_lora, merge_lora
 from plateaux.optim.grad_norms import squared_norms
 from plateaux.training.train import train

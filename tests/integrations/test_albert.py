@@ -20,7 +20,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch
-from plateaux.models.architectures.albert import albert
+from plateaux.integrations.text_models import albert
 from plateaux.optim.grad_norms import squared_norms
 from plateaux.training.train import train
 
