@@ -1,0 +1,1 @@
+"""Adapters for other libraries: one file per library, imported only when it is used."""
