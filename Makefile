@@ -4,7 +4,7 @@ BASE ?= python3
 TORCH ?= 2.13.0
 BENCH ?= --quick
 AUDITED ?= $(or $(TMPDIR),/tmp)/plateaux-audited.txt
-EXTRAS ?= demo,vision,text,track,report,ray,cloud,parquet,onnx,serve,hub,dev
+EXTRAS ?= demo,vision,text,hf,lightning,accelerate,tensorboard,wandb,report,ray,cloud,parquet,onnx,serve,hub,dev
 WORKERS ?= 3  # on two cores: many tests wait for processes they started or killed
 IMPORTS = $(PYTHON) -c "from importlinter.cli import lint_imports_command as run; run()"
 

@@ -16,7 +16,10 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("demo", "vision", "text", "track", "report", "ray", "cloud", "parquet", "onnx", "serve")
+EXTRAS = (
+    *("demo", "vision", "text", "hf", "lightning", "accelerate", "tensorboard", "wandb", "report", "ray", "cloud", "parquet"),
+    *("onnx", "serve"),
+)
 CLASSIFIER = "License :: OSI Approved :: "
 
 

@@ -33,6 +33,7 @@ DESCRIPTIONS = {
     "storage": "run folder, object store, leases, caches, imported weights",
     "config": "recipe, search space, builders",
     "ensembles": "Ensemble, combination, soups, selection, conformal sets",
+    "integrations": "adapters for Lightning, Hugging Face, trackers",
     "methods": "training methods",
     "theory": "SAM on least squares",
     "distributed": "process pool, Ray pool, executors",

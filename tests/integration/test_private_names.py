@@ -50,7 +50,7 @@ def leaks(folder: Path) -> Iterator[str]:
 
 
 def test_a_run_folder_contains_neither_host_name_nor_machine_paths(root: Path) -> None:
-    pytest.importorskip("tensorboard", reason='TensorBoard is not installed: pip install "plateaux[track]"')
+    pytest.importorskip("tensorboard", reason='TensorBoard is not installed: pip install "plateaux[tensorboard]"')
     run = plateaux.train(Recipe.from_dict(RECIPE), root / "run")
     assert socket.gethostname() == HOST  # only TensorBoard is told another name
     plateaux.evaluate(run)

@@ -36,7 +36,7 @@ def definitions(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
 def test_the_root_of_the_package_contains_only_packages() -> None:
     files = {path.name for path in ROOT.iterdir() if path.is_file()}
     assert files == {"__init__.py", "__main__.py", "py.typed"}
-    assert len(PACKAGES) == 18
+    assert len(PACKAGES) == 19
 
 
 @pytest.mark.parametrize("name", MOVED)

@@ -20,7 +20,7 @@ class TensorBoardLogger:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise RecipeError(
-                'run.tensorboard = true needs TensorBoard: pip install "plateaux[track]", or leave it out'
+                'run.tensorboard = true needs TensorBoard: pip install "plateaux[tensorboard]", or leave it out'
             ) from None
         with _without_host_name():
             self._writer = SummaryWriter(str(folder))
