@@ -22,7 +22,7 @@ from plateaux.core.progress import Progress
 from plateaux.core.types import Batch, Estimate
 from plateaux.data.sources import DataSplits
 from plateaux.distributed.stop_signal import StopFlag, graceful_shutdown
-from plateaux.loss_landscape.callback import ProbeCallback
+from plateaux.loss_landscape.callback import ProbeCallback, probe_values
 from plateaux.storage.run import Run
 from plateaux.training.averaged_weights import describe_weights
 from plateaux.training.checkpointer import Checkpointer
@@ -66,7 +66,7 @@ class Trainer:
         self.diverged: list[DivergedError] = []  # errors of members that diverged while the others continue
         self.checkpointer = Checkpointer(run, data, job, self.method, executor, device)
         self.members = self._build_members(local_members, components)
-        self.logger = MetricLogger(run, job, local_members, progress)
+        self.logger = MetricLogger(run, job, progress)
         self.checkpointer.last_save = time.monotonic()  # building the members is not part of their training time
 
     def _build_members(self, numbers: list[int], components: Components) -> list[EpochStats]:
@@ -208,7 +208,7 @@ class Trainer:
 
     def _save(self, epoch: int, step: int) -> None:
         self._add_up(epoch, step)
-        self.checkpointer.save(self.members, epoch, step)
+        self.logger.send_checkpoints(self.checkpointer.save(self.members, epoch, step), epoch, step)
 
     def _stop(self, epoch: int, step: int) -> NoReturn:
         self._save(epoch, step)
@@ -228,7 +228,7 @@ class Trainer:
     def _after_epoch(self, epoch: int, stop: StopFlag) -> None:
         validation = self._validate(epoch)
         is_last = epoch == self.job.stop
-        self._run_probes(epoch)
+        probes = self._run_probes(epoch)
         for shared in self.shared_lr_schedulers:
             if not shared.every_step:
                 shared.step()
@@ -237,7 +237,7 @@ class Trainer:
             if lr_scheduler is not None and not member.state.every_step:
                 lr_scheduler.step()
             metrics = validation.get(member.state.number, {})
-            self.logger.log_epoch(member, epoch, metrics)
+            self.logger.log_epoch(member, epoch, metrics, probes.get(member.state.number, {}))
             if metrics:
                 self._track_best(member, epoch, metrics)
             member.loss, member.correct, member.samples = 0.0, 0.0, 0
@@ -259,12 +259,15 @@ class Trainer:
                     results[member.state.number] = metrics
         return results
 
-    def _run_probes(self, epoch: int) -> None:
+    def _run_probes(self, epoch: int) -> dict[int, dict[str, float]]:
+        results: dict[int, dict[str, float]] = {}
         for member in self.members if self.probe_callback.due(epoch) else []:
-            state, writer = member.state, self.logger.tensorboard.get(member.state.number)
+            state = member.state
             with self.checkpointer.resident(state):
-                add = None if writer is None else writer.add
-                member.lines += self.probe_callback.run(state.module, state.number, epoch, add)
+                records = self.probe_callback.run(state.module, state.number, epoch)
+            member.lines += records
+            results[state.number] = probe_values(records)
+        return results
 
     def _stop_early(self, epoch: int) -> None:
         """Finish members whose validation metric has not improved for `early_stopping_patience` validations."""
