@@ -48,8 +48,10 @@ if _typing.TYPE_CHECKING:
     from plateaux.loss_landscape.session import ProbeOptions
     from plateaux.storage.import_weights import import_weights
     from plateaux.storage.run import Run
+    from plateaux.training.callbacks import Callback
     from plateaux.training.jobs import Job, PartitionStatus
     from plateaux.training.planning import pending_jobs, plan
+    from plateaux.training.trackers import log_results
     from plateaux.training.train import train
 
 __all__ = [
@@ -58,6 +60,7 @@ __all__ = [
     "BatchResult",
     "Calibration",
     "CalibrationOptions",
+    "Callback",
     "CascadeOptions",
     "DataPartition",
     "DataSplits",
@@ -98,6 +101,7 @@ __all__ = [
     "load",
     "load_predictor",
     "load_selection",
+    "log_results",
     "method",
     "metric",
     "model",
@@ -150,8 +154,10 @@ _MODULES = {
     "loss_landscape.session": ("ProbeOptions",),
     "storage.import_weights": ("import_weights",),
     "storage.run": ("Run",),
+    "training.callbacks": ("Callback",),
     "training.jobs": ("Job", "PartitionStatus"),
     "training.planning": ("pending_jobs", "plan"),
+    "training.trackers": ("log_results",),
     "training.train": ("train",),
 }
 _MODULE_BY_NAME = {name: module for module, names in _MODULES.items() for name in names}

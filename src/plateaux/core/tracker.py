@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-STATUSES = ("finished", "stopped", "failed")
-
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
@@ -46,7 +44,8 @@ class Tracker(Protocol):
     def close(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None:
         """Add the summary and copies of the files, and end the run.
 
-        `summary["status"]` is `finished`, `stopped` (it can be continued), or `failed`. The files are temporary.
+        `summary["status"]` is `finished`, `stopped` (it can be continued), or `failed`. The summary of a member has its
+        last numbers. Only the ensemble has files: they are deleted after the call.
         """
 
 

@@ -32,8 +32,10 @@ class MlflowTracker:
         self._mlflow = optional_import("mlflow", extra="mlflow")
         self._client = self._mlflow.MlflowClient()
         self._id = ""
+        self._is_ensemble = False
 
     def start(self, run: TrackedRun, config: Mapping[str, Any]) -> str | None:
+        self._is_ensemble = run.member is None
         if run.id is None or not self._continue(run.id):
             self._id = self._create(run, config)
         return self._id
@@ -42,13 +44,13 @@ class MlflowTracker:
         self._log_metrics(values, step)
 
     def close(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None:
-        numbers = {name: value for name, value in summary.items() if isinstance(value, int | float)}
-        self._log_metrics({f"summary/{name}": value for name, value in numbers.items()}, int(numbers.get("epoch", 0)))
-        for name in summary.keys() - numbers.keys():
-            self._client.set_tag(self._id, f"plateaux.{name}", str(summary[name]))
+        if self._is_ensemble:
+            numbers = {name: value for name, value in summary.items() if isinstance(value, int | float)}
+            self._log_metrics({f"summary/{name}": v for name, v in numbers.items()}, int(numbers.get("epoch", 0)))
+        self._client.set_tag(self._id, "plateaux.status", str(summary["status"]))
         for file in files:
             self._client.log_artifact(self._id, str(file))
-        self._client.set_terminated(self._id, STATUS[str(summary.get("status", "finished"))])
+        self._client.set_terminated(self._id, STATUS[str(summary["status"])])
 
     def _continue(self, run_id: str) -> bool:
         """Open the run of an earlier process; return whether it still exists."""

@@ -22,23 +22,23 @@ class TensorBoardTracker:
         self._files = optional_import("tensorboard.summary.writer.event_file_writer", extra="tensorboard")
         self._writer: Any = None
         self._folder = Path()
-        self._step = 0
+        self._is_ensemble = False
 
     def start(self, run: TrackedRun, config: Mapping[str, Any]) -> str | None:
         if run.folder is None:
             raise ValueError("TensorBoard appends to files, which an object store does not support")
         # Event files are named after the machine, and run folders are published. This process does nothing else.
         socket.gethostname = host_id
-        self._folder = run.folder
+        self._folder, self._is_ensemble = run.folder, run.member is None
         return None  # the files of an earlier process are in the same folder
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        self._step = step
         self._write(values, step)
 
     def close(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None:
-        numbers = {f"summary/{name}": value for name, value in summary.items() if isinstance(value, int | float)}
-        self._write(numbers, self._step)
+        if self._is_ensemble:
+            numbers = {name: value for name, value in summary.items() if isinstance(value, int | float)}
+            self._write({f"summary/{name}": value for name, value in numbers.items()}, int(numbers.get("epoch", 0)))
         if self._writer is not None:
             self._writer.close()
 

@@ -24,8 +24,10 @@ class WandbTracker:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # reports about W&B itself, to its developers
         self._wandb = optional_import("wandb", extra="wandb")
         self._run: Any = None
+        self._is_ensemble = False
 
     def start(self, run: TrackedRun, config: Mapping[str, Any]) -> str | None:
+        self._is_ensemble = run.member is None
         member = "ensemble" if run.member is None else f"member {run.member}"
         settings = self._wandb.Settings(
             console="off", silent=True, save_code=False, disable_git=True, disable_job_creation=True,
@@ -50,10 +52,11 @@ class WandbTracker:
         self._run.log({"epoch": step, **values}, step=step)
 
     def close(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None:
-        self._run.summary.update({f"summary/{name}": value for name, value in summary.items()})
+        if self._is_ensemble:  # W&B itself makes the summary of a member: the last numbers
+            self._run.summary.update({f"summary/{name}": value for name, value in summary.items()})
         if files:
             artifact = self._wandb.Artifact(f"run-{self._run.id}", type="run")
             for file in files:
                 artifact.add_file(str(file), name=file.name)
             self._run.log_artifact(artifact)
-        self._run.finish(exit_code=0 if summary.get("status") == "finished" else 1)
+        self._run.finish(exit_code=0 if summary["status"] == "finished" else 1)

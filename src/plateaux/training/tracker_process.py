@@ -188,7 +188,9 @@ def main() -> None:
 def _read(requests: IO[bytes], messages: SimpleQueue[Any], grace: float) -> None:
     """Read messages. When there are no more, end this process and its children after the seconds of grace."""
     for line in requests:
-        messages.put(json.loads(line))
+        message = json.loads(line)
+        grace = message.get("grace", grace)
+        messages.put(message)
     messages.put(None)
     time.sleep(grace)
     os.killpg(0, signal.SIGKILL)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from plateaux.core.process_info import is_rank_zero, rank_and_world_size
 from plateaux.core.progress import MemberUpdate, ProgressEvent
 from plateaux.core.tracker import BUILT_IN
 from plateaux.distributed.background_process import BackgroundProcess, close_all
+from plateaux.evaluation.results import MetricResult
 from plateaux.loss_landscape.callback import probe_values
 from plateaux.storage.remote_fs import parse_address
 from plateaux.storage.run import Run, RunLike
@@ -32,6 +33,7 @@ MODULE = "plateaux.training.tracker_process"
 QUEUE_SIZE = 1000  # messages that a tracker has not handled yet: one per member and epoch
 CLOSE_SECONDS = 60.0  # after training, for all trackers together
 STOP_SECONDS = 10.0  # after training was stopped or has failed; the processes of a killed run have as long to end
+GRACE_SECONDS = 5.0  # after which a tracker ends by itself if the process that should end it is gone
 FILES = re.compile(r"recipe\.toml|environment\.json|report\.(html|md|json|csv)")  # of the run folder
 
 Status = Literal["finished", "stopped", "failed"]
@@ -53,7 +55,7 @@ class RunTrackers:
         """Send what is missing and the summaries, end the processes, and report problems that were not reported."""
         seconds = CLOSE_SECONDS if status == "finished" else STOP_SECONDS
         for tracker in self.trackers:
-            tracker.finish(status, summary, files, every_member=every_member)
+            tracker.finish(status, summary, files, every_member=every_member, seconds=seconds)
         killed = close_all([tracker.process for tracker in self.trackers], seconds)
         for tracker in self.trackers:
             tracker.report_end(seconds if tracker.process in killed else None)
@@ -92,13 +94,21 @@ class _RunTracker:
             self._send_stored(member, epoch - 1)
         self._send(member, epoch, metrics)
 
-    def finish(self, status: Status, summary: Mapping[str, Any], files: Sequence[str], *, every_member: bool) -> None:
+    def finish(
+        self,
+        status: Status,
+        summary: Mapping[str, Any],
+        files: Sequence[str],
+        *,
+        every_member: bool,
+        seconds: float,
+    ) -> None:
         """Send what is missing, and the last message."""
         for member in range(self.run.recipe.members) if every_member else list(self.epochs):
             self._send_stored(member)
         summaries = {**self.summaries, ENSEMBLE: dict(summary)}
         closing = {"status": status, "summaries": summaries, "files": list(files)}
-        self.process.send({"close": closing}, force=True)
+        self.process.send({"close": closing, "grace": seconds + GRACE_SECONDS}, force=True)
 
     def report_end(self, killed_after: float | None) -> None:
         """Report how the process ended, if something went wrong."""
@@ -190,24 +200,28 @@ def track(run: Run, executor: Executor) -> Iterator[RunTrackers]:
 
 def log_results(
     run: RunLike,
-    results: Mapping[str, float],
+    results: Iterable[MetricResult] = (),
     *,
     files: Sequence[str | Path] = (),
     trust: Sequence[str] = (),
 ) -> None:
-    """Add results and files, such as a report, to what the trackers of a finished run have.
+    """Add results and files, such as a report, to what the trackers of a run have.
 
     Args:
         run: A run, its folder, or its URL.
-        results: Numbers by name, which become part of the summary of the ensemble.
+        results: What `plateaux.evaluate` returned; the values of the ensemble become part of its summary.
         files: Files to add to those of the run folder: recipe.toml, environment.json, and report.*.
         trust: Trackers that the recipe of the run may start, such as `wandb`.
     """
     opened = Run.open(run)
     check_trackers(opened.recipe, Components(trust=tuple(trust)))
     trackers = RunTrackers(opened, opened.recipe.run.trackers)
+    values: dict[str, float] = {}
+    for result in results:
+        with suppress(KeyError):  # it has one value per class or bin
+            values[f"{result.split}/{result.metric}"] = result.value
     added = [str(Path(file).resolve()) for file in files]
-    trackers.close("finished", {**_summary(opened), **results}, [*_files(opened), *added], every_member=False)
+    trackers.close("finished", {**_summary(opened), **values}, [*_files(opened), *added], every_member=False)
 
 
 def _summary(run: Run) -> dict[str, Any]:
