@@ -327,7 +327,7 @@ def test_a_stored_id_of_another_shape_is_refused(
 # --- Interruptions
 
 SCRIPT = """
-import sys, plateaux
+import pathlib, sys, plateaux
 from plateaux.core.progress import MemberUpdate
 from plateaux.training import trackers
 from waiting import wait_until
@@ -335,7 +335,7 @@ trackers.STOP_SECONDS = 2.0
 
 def pause(event):
     if isinstance(event, MemberUpdate) and event.completed_epoch == 3 and event.member == 1:
-        wait_until(lambda: False)
+        wait_until(pathlib.Path(sys.argv[3]).exists)
 
 plateaux.train(plateaux.Recipe.load(sys.argv[1]), sys.argv[2], trust=["toy_trackers"], progress=pause)
 """
@@ -345,7 +345,8 @@ def start_until(folder: Path, what: Recipe, recorded: Path, until: str) -> subpr
     """Train in a new process, which waits in the last epoch of member 1, until a call of that kind is recorded."""
     (folder / "script.py").write_text(SCRIPT)
     (folder / "recipe.toml").write_text(what.to_toml())
-    command = [sys.executable, str(folder / "script.py"), str(folder / "recipe.toml"), str(folder / "run")]
+    arguments = [str(folder / name) for name in ("script.py", "recipe.toml", "run", "go")]
+    command = [sys.executable, *arguments]
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(TESTS)})
     wait_until(lambda: any(until in call for call in read(recorded)))
     return process
@@ -382,8 +383,7 @@ def test_no_process_is_left_when_training_ends_while_a_tracker_hangs(
     pids = (call["pid"], call["child"])
     assert all(map(is_alive, pids))
     process.send_signal(number)
-    if number == signal.SIGTERM:
-        process.kill()  # it waits in a callback
+    (tmp_path / "go").touch()
     process.wait()
     wait_until(lambda: not any(map(is_alive, pids)), seconds=30)
 

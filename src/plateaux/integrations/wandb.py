@@ -49,7 +49,7 @@ class WandbTracker:
         return str(self._run.id)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log({"epoch": step, **values}, step=step)
+        self._run.log({"epoch": step, **values}, step=step, commit=True)
 
     def close(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None:
         if self._is_ensemble:  # W&B itself makes the summary of a member: the last numbers

@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -33,6 +33,7 @@ from plateaux.storage.local_store import LocalStore
 from plateaux.storage.safe_files import open_folder
 
 ENSEMBLE = "ensemble"
+LOCK_WAIT_S = 60.0
 PARENT_WAIT_S = 60.0  # for the process that starts the ensemble, if that is another one
 TrackerId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
@@ -64,6 +65,7 @@ class TrackerHost:
         self.target, self.slug = opening["target"], opening["slug"]
         self.store = open_store(self.root)
         self.tracked: dict[str, TrackedMember] = {}
+        self.locks = ExitStack()
 
     def handle(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Handle a message; return the reply."""
@@ -95,15 +97,20 @@ class TrackerHost:
                 except (Exception, SystemExit) as error:
                     reply.setdefault("error", _describe(error))
         lost = sum(len(each.pending) for each in self.tracked.values())
+        self.locks.close()
         return {**reply, "lost": lost} if lost else reply
 
     def _add(self, name: str, config: Mapping[str, Any]) -> TrackedMember:
+        """Lock what is stored, because the process of a run that was killed may still be about to end, and read it."""
+        self.locks.enter_context(self.store.lock(self._state_name(name).removesuffix(".json"), timeout=LOCK_WAIT_S))
+        return TrackedMember(None if name == ENSEMBLE else int(name), config, self._stored(name))
+
+    def _stored(self, name: str) -> StoredTracker:
         file = self._state_name(name)
-        stored = StoredTracker()
-        if self.store.has(file):
-            advice = "delete it; the tracker then begins a new run"
-            stored = read_shape(StoredTracker, self.store.get_json(file), self.store.root / file, advice)
-        return TrackedMember(None if name == ENSEMBLE else int(name), config, stored)
+        if not self.store.has(file):
+            return StoredTracker()
+        advice = "delete it; the tracker then begins a new run"
+        return read_shape(StoredTracker, self.store.get_json(file), self.store.root / file, advice)
 
     def _update(self, each: TrackedMember) -> None:
         """Start the tracker if that is still to be done, and log what is pending."""
@@ -131,7 +138,7 @@ class TrackerHost:
             if ENSEMBLE in self.tracked or time.monotonic() > end:  # it cannot be started
                 return None
             time.sleep(0.1)
-        return self._add(ENSEMBLE, {}).stored.id
+        return self._stored(ENSEMBLE).id
 
     def _folder(self, part: str) -> Path | None:
         """Return the folder for the files of a tracker, after a check that no symbolic link leads out of the run."""
