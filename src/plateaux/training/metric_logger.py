@@ -9,6 +9,7 @@ from typing import Any
 from plateaux.core.errors import DivergedError
 from plateaux.core.progress import CheckpointWritten, MemberUpdate, Progress
 from plateaux.core.types import Estimate
+from plateaux.loss_landscape.callback import probe_values
 from plateaux.storage.run import Run
 from plateaux.training.epoch_stats import EpochStats
 from plateaux.training.jobs import Job
@@ -58,15 +59,14 @@ class MetricLogger:
                 lr = member.state.optimizer.param_groups[0]["lr"]
                 member.lines.append({"epoch": epoch, "step": step, "loss": member.loss / member.samples, "lr": lr})
 
-    def log_epoch(
-        self, member: EpochStats, epoch: int, validation: Mapping[str, Estimate], probes: Mapping[str, float]
-    ) -> None:
-        """Add a line with the metrics of a whole epoch to the log of a member, and send them with those of probes."""
+    def log_epoch(self, member: EpochStats, epoch: int, validation: Mapping[str, Estimate]) -> None:
+        """Add a line with the metrics of a whole epoch to the log of a member; send them with the values of probes."""
         metrics: dict[str, float] = {}
         if member.samples:  # 0 if the member was inactive in every step
             metrics["train loss"] = member.loss / member.samples
             metrics["train accuracy"] = member.correct / member.samples
         metrics |= {f"validation {name}": estimate.value for name, estimate in validation.items()}
+        probes = probe_values([line for line in member.lines if "probe" in line and line["epoch"] == epoch])
         line: dict[str, Any] = {"epoch": epoch, **metrics}
         member.lines.append(line)
         epochs = self.recipe.train.epochs

@@ -22,7 +22,7 @@ from plateaux.core.progress import Progress
 from plateaux.core.types import Batch, Estimate
 from plateaux.data.sources import DataSplits
 from plateaux.distributed.stop_signal import StopFlag, graceful_shutdown
-from plateaux.loss_landscape.callback import ProbeCallback, probe_values
+from plateaux.loss_landscape.callback import ProbeCallback
 from plateaux.storage.run import Run
 from plateaux.training.averaged_weights import describe_weights
 from plateaux.training.checkpointer import Checkpointer
@@ -228,7 +228,7 @@ class Trainer:
     def _after_epoch(self, epoch: int, stop: StopFlag) -> None:
         validation = self._validate(epoch)
         is_last = epoch == self.job.stop
-        probes = self._run_probes(epoch)
+        self._run_probes(epoch)
         for shared in self.shared_lr_schedulers:
             if not shared.every_step:
                 shared.step()
@@ -237,7 +237,7 @@ class Trainer:
             if lr_scheduler is not None and not member.state.every_step:
                 lr_scheduler.step()
             metrics = validation.get(member.state.number, {})
-            self.logger.log_epoch(member, epoch, metrics, probes.get(member.state.number, {}))
+            self.logger.log_epoch(member, epoch, metrics)
             if metrics:
                 self._track_best(member, epoch, metrics)
             member.loss, member.correct, member.samples = 0.0, 0.0, 0
@@ -259,15 +259,11 @@ class Trainer:
                     results[member.state.number] = metrics
         return results
 
-    def _run_probes(self, epoch: int) -> dict[int, dict[str, float]]:
-        results: dict[int, dict[str, float]] = {}
+    def _run_probes(self, epoch: int) -> None:
         for member in self.members if self.probe_callback.due(epoch) else []:
             state = member.state
             with self.checkpointer.resident(state):
-                records = self.probe_callback.run(state.module, state.number, epoch)
-            member.lines += records
-            results[state.number] = probe_values(records)
-        return results
+                member.lines += self.probe_callback.run(state.module, state.number, epoch)
 
     def _stop_early(self, epoch: int) -> None:
         """Finish members whose validation metric has not improved for `early_stopping_patience` validations."""
