@@ -42,9 +42,9 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
     for callback in callbacks:
         if not isinstance(callback, Callback):
             is_class = isinstance(callback, type)
-            given = f"the class {callback.__name__}" if is_class else f"a {type(callback).__name__}"
+            found = f"the class {callback.__name__}" if is_class else f"a {type(callback).__name__}"
             raise RecipeError(
-                f"callbacks= contains {given}. Expected: objects of classes that inherit from plateaux.Callback"
+                f"callbacks= contains {found}. Expected: objects of classes that inherit from plateaux.Callback"
             )
 
 
