@@ -73,13 +73,13 @@ class BackgroundProcess:
                 self._exchange()
                 if not self._unsent and not self._input.closed:
                     self._input.close()
-                select.select([self._output], [self._input] if self._unsent else [], [], min(left, 1.0))
+                self._wait(min(left, 1.0))
                 self._exchange()
             while self._process.poll() is None and time.monotonic() < end:  # it has closed its output
                 time.sleep(0.01)
         finally:
             is_alive = self._process.poll() is None
-            with suppress(ProcessLookupError):  # also what it has started: it leads a process group
+            with suppress(ProcessLookupError, PermissionError):  # also what it has started: it leads a process group
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self.close_pipes()
@@ -96,6 +96,14 @@ class BackgroundProcess:
         for pipe in (self._input, self._output):
             with suppress(OSError):
                 pipe.close()
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until there is something to read, or room for what is unsent."""
+        poll = select.poll()  # takes file descriptors of any number, unlike select.select
+        poll.register(self._output, select.POLLIN)
+        if self._unsent:
+            poll.register(self._input, select.POLLOUT)
+        poll.poll(1000 * seconds)
 
     def _exchange(self) -> None:
         """Write and read as much as possible without waiting."""
