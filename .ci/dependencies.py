@@ -17,21 +17,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 EXTRAS = (
-    *(
-        "demo",
-        "vision",
-        "text",
-        "hf",
-        "lightning",
-        "accelerate",
-        "tensorboard",
-        "wandb",
-        "report",
-        "ray",
-        "cloud",
-        "parquet",
-    ),
-    *("onnx", "serve"),
+    *("demo", "vision", "text", "hf", "lightning", "accelerate", "tensorboard", "wandb", "report", "ray", "cloud"),
+    *("parquet", "onnx", "serve"),
 )
 CLASSIFIER = "License :: OSI Approved :: "
 

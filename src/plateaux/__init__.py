@@ -46,11 +46,16 @@ if _typing.TYPE_CHECKING:
     from plateaux.loss_landscape.probe import Probe
     from plateaux.loss_landscape.run_probes import probe_landscape
     from plateaux.loss_landscape.session import ProbeOptions
+    from plateaux.optim.sample_sharpness import SampleSharpness
+    from plateaux.optim.sharpness_aware import SharpnessAware
     from plateaux.storage.import_weights import import_weights
     from plateaux.storage.run import Run
     from plateaux.training.callbacks import Callback
+    from plateaux.training.fit_arrays import fit
+    from plateaux.training.from_arrays import from_arrays
     from plateaux.training.jobs import Job, PartitionStatus
     from plateaux.training.planning import pending_jobs, plan
+    from plateaux.training.sharpbalance_partition import SharpBalancePartition
     from plateaux.training.trackers import log_results
     from plateaux.training.train import train
 
@@ -85,6 +90,9 @@ __all__ = [
     "ProbeOptions",
     "Recipe",
     "Run",
+    "SampleSharpness",
+    "SharpBalancePartition",
+    "SharpnessAware",
     "StepContext",
     "TensorTree",
     "calibrate",
@@ -95,6 +103,8 @@ __all__ = [
     "evaluate_cascade",
     "executor",
     "export",
+    "fit",
+    "from_arrays",
     "from_dataset",
     "from_tensors",
     "import_weights",
@@ -152,11 +162,16 @@ _MODULES = {
     "loss_landscape.probe": ("Probe",),
     "loss_landscape.run_probes": ("probe_landscape",),
     "loss_landscape.session": ("ProbeOptions",),
+    "optim.sample_sharpness": ("SampleSharpness",),
+    "optim.sharpness_aware": ("SharpnessAware",),
     "storage.import_weights": ("import_weights",),
     "storage.run": ("Run",),
     "training.callbacks": ("Callback",),
+    "training.fit_arrays": ("fit",),
+    "training.from_arrays": ("from_arrays",),
     "training.jobs": ("Job", "PartitionStatus"),
     "training.planning": ("pending_jobs", "plan"),
+    "training.sharpbalance_partition": ("SharpBalancePartition",),
     "training.trackers": ("log_results",),
     "training.train": ("train",),
 }

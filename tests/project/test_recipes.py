@@ -21,6 +21,7 @@ PAPERS = [file for file in FILES if file.parent.name == "papers"]
 IMAGES = [file for file in PAPERS if not file.stem.startswith("mrpc")]
 SHAPES = {  # of one sample, and how many classes
     "digits": ((1, 8, 8), 10),
+    "fashion_mnist": ((1, 28, 28), 10),
     "cifar10": ((3, 32, 32), 10),
     "cifar100": ((3, 32, 32), 100),
     "tiny_imagenet": ((3, 64, 64), 200),

@@ -98,7 +98,9 @@ def located_errors(file: Path, changes: Sequence[str]) -> Iterator[None]:
 @app.command()
 @handle_errors
 def train(
-    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in recipe (quickstart).")],
+    recipe: Annotated[
+        str, typer.Argument(help="A TOML file, the name of a built-in recipe (quickstart), or a run folder to resume.")
+    ],
     changes: Changes = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; by default runs/<recipe>.")] = None,
     executor: Annotated[str | None, typer.Option(help="local, mesh or ray.")] = None,
@@ -131,11 +133,12 @@ def train(
 
     overrides = [*(changes or []), *_executor(executor, mode, processes, devices, address)]
     overrides += [f"run.min_members={min_members}"] if min_members is not None else []
-    file = recipe_file(recipe)
+    is_run = (Path(recipe) / "run.json").is_file()
+    file = _stored_recipe(Path(recipe), out) if is_run else recipe_file(recipe)
     loaded = plateaux.Recipe.load(file, overrides)
     trusted = trusted_names(trust, loaded, overrides)
     check_address_option(address, loaded, trusted)
-    root = out or Path("runs") / Path(recipe).stem
+    root = out or (Path(recipe) if is_run else Path("runs") / Path(recipe).stem)
     if loaded.executor.name == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(loaded.executor.processes))
     with located_errors(file, overrides), live_progress(error_console()) as progress:
@@ -154,6 +157,19 @@ def train(
         plateaux.log_results(root, results, trust=trusted)
     plain = {"run": str(root), "metrics": [result.to_dict() for result in results]}
     print_result(as_json, plain, lambda: metric_tables(results))
+
+
+def _stored_recipe(run: Path, out: Path | None) -> Path:
+    """Return the recipe of a run folder that the command line can train."""
+    from plateaux.storage.stored_data import check_continuable
+
+    if out is not None and out.resolve() != run.resolve():
+        raise errors.RecipeError(
+            f"{run} is a run folder, which is resumed in place: leave out --out, or start another run with its recipe: "
+            f"`plateaux train {run / 'recipe.toml'} --out {out}`, and --set data.root={run} if it contains the data"
+        )
+    check_continuable(plateaux.Run.open(run))
+    return run / "recipe.toml"
 
 
 @app.command()

@@ -7,6 +7,7 @@
     ├── RunError                            a run folder cannot be used: other recipe, newer format, or locked
     │   └── StorageError (OSError)          the disk is full, or a file cannot be read or written
     ├── DivergedError                       a loss became NaN or infinite
+    ├── TrainingLoopError (RuntimeError)    a custom training loop uses an optimizer in a way that is not SAM
     ├── UntrustedCodeError                  a recipe names code that is neither a plug-in nor trusted
     └── Interrupted                         the work was stopped on request, with a checkpoint
 
@@ -48,6 +49,10 @@ class StorageError(RunError, OSError):
 
 class DivergedError(PlateauxError):
     """The loss of a member became NaN or infinite."""
+
+
+class TrainingLoopError(PlateauxError, RuntimeError):
+    """A custom training loop uses an optimizer in a way that would not train as requested."""
 
 
 class UntrustedCodeError(PlateauxError):

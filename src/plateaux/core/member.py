@@ -113,8 +113,8 @@ def at_params(
         yield
         return
     origin = tensor_tree.clone(params) if origin is None else origin
-    tensor_tree.write(params, at)
     try:
+        tensor_tree.write(params, at)
         with preserve_buffers(buffers or {}):
             yield
     finally:

@@ -77,6 +77,7 @@ class DataSplits:
     remarks: tuple[str, ...] = ()  # differences from the published set: "20,000 of 50,000 train images"
     unlabeled: UnlabeledData | None = None  # as configured in the recipe
     preprocessing: Preprocessing = NO_PREPROCESSING  # how raw inputs became these samples
+    keep_in_run: bool = False  # a run keeps a copy of the samples in its folder
 
 
 class InMemorySource(Source):

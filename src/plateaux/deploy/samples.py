@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plateaux.config.builders.data import build_data
 from plateaux.config.components import Components
 from plateaux.core.errors import PlateauxError, first_line
 from plateaux.data.summary import TensorSummary
 from plateaux.deploy.contract import InputContract
 from plateaux.deploy.inputs import prepare
 from plateaux.storage.run import Run
+from plateaux.storage.stored_data import build_run_data
 
 SEED = 0
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def sample_inputs(
 ) -> tuple[str, Mapping[str, NDArray[Any]]]:
     """Return a description and `count` prepared inputs; samples repeat if there are fewer."""
     try:
-        test = build_data(run.recipe, components).test
+        test = build_run_data(run, components).test
         if test.fingerprint() != run.info.data.test.fingerprint and components.data is None:
             raise PlateauxError("the test samples have changed since training")
         x, _ = test.fetch(torch.arange(count) % len(test))

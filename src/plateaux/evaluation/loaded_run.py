@@ -8,7 +8,6 @@ from functools import cached_property
 
 import torch
 
-from plateaux.config.builders.data import build_data
 from plateaux.config.builders.training import build_executor
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.errors import RecipeError
@@ -25,6 +24,7 @@ from plateaux.models.backbone import BackboneWithHead
 from plateaux.storage.feature_cache import prepare_features, through_backbone
 from plateaux.storage.run import Run
 from plateaux.storage.run_info import DataInfo
+from plateaux.storage.stored_data import build_run_data
 
 
 class LoadedRun:
@@ -60,7 +60,7 @@ class LoadedRun:
 
     @cached_property
     def data(self) -> DataSplits:
-        return build_data(self.recipe, self.components)
+        return build_run_data(self.run, self.components)
 
     @cached_property
     def hashes(self) -> list[str]:

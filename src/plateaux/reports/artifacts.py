@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plateaux.config.builders.data import build_data
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.errors import PlateauxError, StorageError
 from plateaux.core.row_names import with_member_ids
@@ -25,6 +24,7 @@ from plateaux.evaluation.prediction_cache import PredictionCache
 from plateaux.reports.figures.gallery import Images, SplitPredictions
 from plateaux.reports.figures.partition import SamSets
 from plateaux.storage.run import Run, partition_summary_path, sam_set_path
+from plateaux.storage.stored_data import build_run_data
 from plateaux.studies.results import ResultRow
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def load_landscape_data(run: Run) -> dict[str, Mapping[str, Any]]:
 def load_images(run: Run, components: Components = NO_COMPONENTS) -> Images | None:
     """Return a function that loads test images, or None if the samples are not images or the data are missing."""
     with ignore_unreadable():
-        data = build_data(run.recipe, components)
+        data = build_run_data(run, components)
         if len(data.shape) == 3 and data.test.fingerprint() == run.info.data.test.fingerprint:
             return lambda ids: _pixels(data.test.fetch(torch.from_numpy(ids))[0])
     return None

@@ -8,7 +8,7 @@ sam_sets/<epoch>/summary.json             fractions, overlaps, rank correlations
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DivergedError, Interrupted, RunError
 from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.member import MemberModule
-from plateaux.core.method import DataPartition
+from plateaux.core.method import AssignFn, DataPartition
 from plateaux.core.progress import MemberUpdate, Message, Progress, SamplesPartitioned, log_messages
 from plateaux.core.types import Batch, derive_seed
 from plateaux.data.partition.masks import lookup, write_sam_sets
@@ -154,22 +154,30 @@ def scoring_batch(recipe: Recipe, data: DataSplits, module: nn.Module) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StoredScores:
-    """The scores of all members, read from the run folder in chunks."""
+    """The scores of all members, read from stored arrays in chunks."""
 
     store: Store
-    epoch: int
-    numbers: Sequence[int]
+    names: Sequence[str]  # of the arrays, one per member
     samples: int
     seed: int
 
     @property
     def members(self) -> int:
-        return len(self.numbers)
+        return len(self.names)
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
-        names = [sharpness_path(self.epoch, number) for number in self.numbers]
-        for rows in zip(*(self.store.iter_array(name, CHUNK_SAMPLES) for name in names), strict=True):
+        for rows in zip(*(self.store.iter_array(name, CHUNK_SAMPLES) for name in self.names), strict=True):
             yield np.stack(rows)
+
+    def write_sets(self, assign: AssignFn, files: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+        """Assign the samples, write the set of every member to a file with metadata, and return the summary."""
+        length = -(-self.samples // 8)
+        with ExitStack() as stack:
+            writers = [
+                stack.enter_context(self.store.array_writer(name, np.uint8, length, metadata))
+                for name, metadata in files.items()
+            ]
+            return write_sam_sets(self, assign, writers)
 
 
 def assign_samples(
@@ -188,19 +196,11 @@ def assign_samples(
     members = all_members if members is None else members
     for member in members:
         _load_array(run, sharpness_path(epoch, member), samples)
-    scores = StoredScores(run.store, epoch, members, samples, derive_seed(run.recipe.seed, "meeting", epoch))
+    names = [sharpness_path(epoch, member) for member in members]
+    scores = StoredScores(run.store, names, samples, derive_seed(run.recipe.seed, "meeting", epoch))
     metadata = {**_data_metadata(run, epoch), **{name: str(value) for name, value in partition.metadata.items()}}
-    length = -(-samples // 8)
-    with ExitStack() as files:
-        writers = [
-            files.enter_context(
-                run.store.array_writer(
-                    sam_set_path(epoch, member), np.uint8, length, {**metadata, "member": str(member)}
-                )
-            )
-            for member in members
-        ]
-        summary = write_sam_sets(scores, partition.assign, writers)
+    files = {sam_set_path(epoch, member): {**metadata, "member": str(member)} for member in members}
+    summary = scores.write_sets(partition.assign, files)
     without = sorted(set(all_members) - set(members))
     run.store.put_json(
         partition_summary_path(epoch),

@@ -33,6 +33,7 @@ from plateaux.storage.feature_cache import prepare_features, training_sources, w
 from plateaux.storage.remote_fs import parse_address
 from plateaux.storage.run import Run, RunLike
 from plateaux.storage.run_info import AutotuneInfo
+from plateaux.storage.stored_data import read_stored_data, store_data
 from plateaux.training import branching
 from plateaux.training.autotune import autotune
 from plateaux.training.callbacks import Callback, CallbackFailure, CallbackList, check_callbacks
@@ -66,7 +67,7 @@ def train(
     Args:
         recipe: What to train.
         out: The run folder, or its URL.
-        data: Replaces the dataset named in the recipe.
+        data: Replaces the dataset named in the recipe. Data of `plateaux.from_arrays` are stored in the run folder.
         model: Replaces the model named in the recipe.
         loss: Replaces the loss named in the recipe.
         unlabeled: Samples whose labels are not used, for methods that need them.
@@ -78,7 +79,7 @@ def train(
         callbacks: Their methods are called in this process after epochs, checkpoints, and data partitions.
         progress: Called with progress events.
     """
-    components = Components(data, model, loss, unlabeled, tuple(trust))
+    components = Components(read_stored_data(out) if data is None else data, model, loss, unlabeled, tuple(trust))
     check_callbacks(callbacks)
     is_joint = check(recipe, components)
     executor = build_executor(recipe, components)
@@ -176,6 +177,8 @@ def _open(
         data = build_training_data(recipe, components)
         info = check_data_and_model(recipe, data, components, get_device(executor.device), stacklevel=4)
         run = Run.begin(out, recipe, info, accept_changes=accept_changes)
+        if components.data is not None and components.data.keep_in_run:
+            store_data(run, components.data)
         if run.info.autotune is None:
             tuned = autotune(recipe, components, progress)
             if build_method(recipe, 0, components).partition is not None:

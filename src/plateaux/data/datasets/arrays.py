@@ -1,14 +1,16 @@
-"""Data sets in NumPy files: one .npz file, or a folder of .npy files."""
+"""Data sets in files of arrays: one .npz or .safetensors file, or a folder of .npy files."""
 
 from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError
@@ -16,7 +18,8 @@ from plateaux.core.ranges import Count, Fraction, Number, Positive, Seed, Size
 from plateaux.core.registry import dataset
 from plateaux.core.types import derive_seed
 from plateaux.data.files import check_labels, data_path, head, missing_data_error, per_channel, try_read
-from plateaux.data.sources import DataSplits
+from plateaux.data.sources import DataSplits, InMemorySource
+from plateaux.data.tensor_names import from_named_tensors
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
 Layout = Literal["auto", "channels_first", "channels_last"]
@@ -39,9 +42,11 @@ def arrays(
     """Arrays from an .npz file or a folder of .npy files: x_train, y_train, x_test, y_test, or x and y split by a seed.
 
     uint8 `[N, H, W]` are grayscale images, uint8 `[N, H, W, 3]` color images. Without a test set, the fraction `test`
-    is held out.
+    is held out. `data.safetensors` of a run folder, which `plateaux.fit` writes, is read as it is.
     """
     file = data_path(path, root)
+    if file.suffix == ".safetensors":
+        return _with_options(_read_stored(file), limit, test_limit, mean, std)
     contents = _load_arrays(file, also_here=root is None)
     x, y, test_x, test_y = _train_and_test(contents, file, test, seed)
     inputs, test_inputs = _to_inputs(x, layout, file), _to_inputs(test_x, layout, file)
@@ -65,6 +70,34 @@ def arrays(
         std=per_channel(std, (), shape[0] if shape else 1),
         labels=tuple(str(name) for name in contents["names"]) if len(contents.get("names", ())) == num_classes else (),
     )
+
+
+def _with_options(
+    data: DataSplits,
+    limit: int | None,
+    test_limit: int | None,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+) -> DataSplits:
+    train, test = data.train, data.test
+    assert isinstance(train, InMemorySource)
+    assert isinstance(test, InMemorySource)
+    if isinstance(train.x, Tensor) and isinstance(test.x, Tensor):
+        train, test = head(train.x, train.y, limit), head(test.x, test.y, test_limit)
+    channels = data.shape[0] if data.shape else 1
+    means, stds = per_channel(mean, data.mean, channels), per_channel(std, data.std, channels)
+    return replace(data, train=train, test=test, mean=means, std=stds)
+
+
+def _read_stored(file: Path) -> DataSplits:
+    if not file.is_file():
+        raise missing_data_error("The arrays", expected=file.name, folder=file.parent, url="your run folder")
+    try:
+        with safe_open(file, framework="pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            return from_named_tensors(tensors, opened.metadata() or {})
+    except SafetensorError as error:
+        raise DataError(f"{file} is not a complete safetensors file ({error}). Write it again.") from error
 
 
 def _load_arrays(file: Path, *, also_here: bool) -> Mapping[str, np.ndarray[Any, Any]]:

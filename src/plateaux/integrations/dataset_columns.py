@@ -1,0 +1,116 @@
+"""Hugging Face `datasets`: the columns of a `Dataset` as inputs and labels in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plateaux.core.errors import DataError, suggest
+
+LABEL_NAMES = ("label", "labels")
+TOKEN_COLUMNS = ("input_ids", "attention_mask", "token_type_ids")
+NUMBERS = ("int", "uint", "float", "bool")
+
+Inputs = NDArray[Any] | dict[str, NDArray[Any]]
+
+
+def is_hugging_face(value: Any) -> bool:
+    """Return whether a value is a `datasets.Dataset` or `DatasetDict`, without importing the library."""
+    return type(value).__module__.partition(".")[0] == "datasets" and type(value).__name__ in ("Dataset", "DatasetDict")
+
+
+def train_and_test(dataset: Any) -> tuple[Any, Any]:
+    """Return the splits "train" and "test" of a `DatasetDict`; a `Dataset` has no test split (None)."""
+    if not isinstance(dataset, Mapping):
+        return dataset, None
+    if "train" not in dataset:
+        raise DataError(f"The DatasetDict has the splits {sorted(dataset)}: pass one of them, as in dataset['train'].")
+    return dataset["train"], dataset.get("test")
+
+
+def read_columns(
+    dataset: Any, inputs: str | Sequence[str] | None, label: str | None
+) -> tuple[Inputs, list[Any], tuple[str, ...]]:
+    """Return the inputs, the labels, and the class names of a `datasets.Dataset`.
+
+    The label is the column `label` or `labels`, or the only one of type `ClassLabel`. The inputs are the tokens
+    (`input_ids`, `attention_mask`, `token_type_ids`), or the only image column, or all columns of numbers as a table.
+    """
+    label = _check_name(dataset, label) if label is not None else _find_label(dataset)
+    others = {name: feature for name, feature in dataset.features.items() if name != label}
+    names = _find_inputs(others) if inputs is None else [inputs] if isinstance(inputs, str) else list(inputs)
+    names = [_check_name(dataset, name) for name in names]
+    plain = dataset.with_format(None)
+    is_table = len(names) > 1 and all(_is_number(dataset.features[name]) for name in names)
+    if is_table:
+        columns = [np.asarray(plain[name][:], dtype=np.float32) for name in names]
+        x: Inputs = np.stack(columns, 1)
+    elif len(names) == 1 and names[0] not in TOKEN_COLUMNS:
+        x = _read_column(plain, names[0])
+    else:
+        x = {name: _read_column(plain, name) for name in names}
+    classes = tuple(getattr(dataset.features[label], "names", None) or ())
+    return x, list(plain[label][:]), classes
+
+
+def _find_label(dataset: Any) -> str:
+    named = [name for name in LABEL_NAMES if name in dataset.features]
+    typed = [name for name, feature in dataset.features.items() if type(feature).__name__ == "ClassLabel"]
+    found = named or typed
+    if len(found) != 1:
+        raise DataError(
+            f"The label column is not clear among {dataset.column_names}: name it, as in "
+            "plateaux.from_arrays(dataset, label='...')."
+        )
+    return found[0]
+
+
+def _find_inputs(features: Mapping[str, Any]) -> list[str]:
+    tokens = [name for name in TOKEN_COLUMNS if name in features]
+    images = [name for name, feature in features.items() if type(feature).__name__ == "Image"]
+    numbers = [name for name, feature in features.items() if _is_number(feature)]
+    arrays = [name for name, feature in features.items() if type(feature).__name__.startswith("Array")]
+    for found in (tokens, images, arrays, numbers):
+        if found and (found in (tokens, numbers) or len(found) == 1):
+            return found
+    raise DataError(
+        f"The input columns are not clear among {list(features)}: name them, as in plateaux.from_arrays(dataset, "
+        "inputs=['...']); tokenize text first, as in dataset.map(lambda rows: tokenizer(rows['text'], truncation=True, "
+        "padding='max_length', max_length=128), batched=True)."
+    )
+
+
+def _read_column(dataset: Any, name: str) -> NDArray[Any]:
+    feature = dataset.features[name]
+    if type(feature).__name__ == "Image":
+        rows = [
+            np.asarray(image.convert("RGB") if image.mode not in ("L", "RGB") else image) for image in dataset[name]
+        ]
+    elif getattr(feature, "dtype", None) in ("string", "large_string"):
+        raise DataError(
+            f"The column {name!r} is text: tokenize it first, as in dataset.map(lambda rows: "
+            f"tokenizer(rows[{name!r}], truncation=True, padding='max_length', max_length=128), batched=True)."
+        )
+    else:
+        rows = [np.asarray(row) for row in dataset[name]]
+    shapes = sorted({row.shape for row in rows})
+    if len(shapes) != 1:
+        raise DataError(
+            f"The column {name!r} has samples of {len(shapes)} shapes, such as {list(shapes[0])} and "
+            f"{list(shapes[-1])}: pad or resize them to one shape first, with dataset.map."
+        )
+    return np.stack(rows) if rows[0].ndim else np.stack(rows)[:, None]
+
+
+def _check_name(dataset: Any, name: str) -> str:
+    if name not in dataset.column_names:
+        raise DataError(f"The dataset has no column {name!r}; {suggest(name, dataset.column_names)}")
+    return name
+
+
+def _is_number(feature: Any) -> bool:
+    is_value = type(feature).__name__ == "Value"
+    return is_value and str(feature.dtype).startswith(NUMBERS)

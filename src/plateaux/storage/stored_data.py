@@ -1,0 +1,86 @@
+"""The data of a run: read from the run folder, if they were arrays in Python, or from the data set of the recipe."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from plateaux.config.builders.data import build_data
+from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.core import registry
+from plateaux.core.errors import DataError, RunError, UnknownNameError
+from plateaux.data.checks import check_evaluation_data
+from plateaux.data.sources import DataSplits
+from plateaux.data.tensor_names import DATA_FILE, from_named_tensors, to_named_tensors
+from plateaux.storage.backends import open_store
+from plateaux.storage.run import Run
+
+
+def store_data(run: Run, data: DataSplits) -> None:
+    """Write the samples to the run folder, from which all commands read them."""
+    tensors, metadata = to_named_tensors(data)
+    run.store.put_tensors(DATA_FILE, tensors, metadata)
+
+
+def read_stored_data(root: str | Path) -> DataSplits | None:
+    """Return the samples that are stored in a run folder; None if there are none, or no run."""
+    store = open_store(root)
+    if not (store.has("run.json") and store.has(DATA_FILE)):
+        return None
+    return _read(Run.open(root))
+
+
+def build_run_data(run: Run, components: Components = NO_COMPONENTS) -> DataSplits:
+    """Return the data set of a run: what the caller passes, what the run folder contains, or what the recipe names."""
+    if components.data is None and run.store.has(DATA_FILE):
+        data = build_data(run.recipe, replace(components, data=_read(run)))
+        info = run.info.data
+        found = data.train.fingerprint(), data.test.fingerprint()
+        if found != (info.train.fingerprint, info.test.fingerprint):
+            raise DataError(
+                f"{run}/{DATA_FILE} does not contain the samples that the run was trained on: restore the file, or "
+                "delete it and pass the data in Python (data=...)."
+            )
+        return data
+    try:
+        return build_data(run.recipe, components)
+    except UnknownNameError as error:
+        if ":" in run.recipe.data.name:
+            raise
+        raise DataError(
+            f"{run} was trained on data that were passed in Python ({run.recipe.data.name!r}) and are not stored in "
+            f'the run folder. Use Python and pass them again, as in plateaux.evaluate("{run}", '
+            "data=plateaux.from_arrays(...))."
+        ) from error
+
+
+def check_continuable(run: Run) -> None:
+    """Raise RunError if the command line cannot train this run, because its model or its data exist only in Python."""
+    name = run.info.model
+    if name is not None:
+        short = name.replace(":", ".").rpartition(".")[2]
+        function = short if short.isidentifier() else "..."
+        raise RunError(
+            f"The model of {run}, {name!r}, was passed in Python, so the command line cannot build it. Continue in "
+            f'Python: plateaux.fit(x, y, model={function}, out="{run}"), or plateaux.train(recipe, "{run}", '
+            f"model={function}, ...)."
+        )
+    if (
+        not run.store.has(DATA_FILE)
+        and run.recipe.data.name not in registry.dataset.names()
+        and ":" not in run.recipe.data.name
+    ):
+        raise RunError(
+            f"The data of {run} ({run.recipe.data.name!r}) were passed in Python and are not stored in the run folder. "
+            f'Continue in Python: plateaux.fit(dataset, model={run.recipe.model.name!r}, out="{run}"), or '
+            f'plateaux.train(recipe, "{run}", data=...).'
+        )
+
+
+def _read(run: Run) -> DataSplits:
+    info = run.info.data
+    tensors = run.store.get_tensors(DATA_FILE)
+    data = from_named_tensors(tensors, {"classes": str(info.classes), "labels": json.dumps(info.labels)})
+    check_evaluation_data(data, info.shape, info.classes)
+    return data

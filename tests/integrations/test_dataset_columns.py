@@ -1,0 +1,111 @@
+"""Hugging Face `datasets` in memory: which columns are inputs and labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Array2D, ClassLabel, DatasetDict, Features, Image, Value
+from datasets import Dataset as HuggingFaceDataset
+
+import plateaux
+from plateaux.core.errors import DataError
+
+N = 10
+LABELS = [i % 2 for i in range(N)]
+
+
+def table(**columns: Any) -> Any:
+    return HuggingFaceDataset.from_dict({"label": LABELS, **columns})
+
+
+def test_columns_of_numbers_are_a_table() -> None:
+    dataset = table(a=list(range(N)), b=[i / 2 for i in range(N)], text=["x"] * N)
+    expected = plateaux.from_arrays(np.stack([np.arange(N), np.arange(N) / 2], 1).astype("float32"), LABELS)
+    assert plateaux.from_arrays(dataset).train.fingerprint() == expected.train.fingerprint()
+
+
+def test_named_columns_are_used() -> None:
+    dataset = table(a=list(range(N)), b=[i / 2 for i in range(N)], other=[2 - label for label in LABELS])
+    data = plateaux.from_arrays(dataset, inputs=["b"], label="other")
+    assert (data.shape, data.labels) == ((1,), ("1", "2"))
+    x, y = data.train.fetch(torch.arange(len(data.train)))
+    assert isinstance(x, torch.Tensor)
+    assert (2 * x[:, 0] % 2).tolist() == [1 - label for label in y.tolist()]
+
+
+def test_tokens_are_named_inputs_and_class_names_come_from_the_label_column() -> None:
+    features = Features(
+        {
+            "text": Value("string"),
+            "input_ids": [Value("int64")],
+            "attention_mask": [Value("int8")],
+            "target": ClassLabel(names=["bad", "good", "unused"]),
+        }
+    )
+    rows = {
+        "text": ["a"] * N,
+        "input_ids": [[i, 1] for i in range(N)],
+        "attention_mask": [[1, 1]] * N,
+        "target": LABELS,
+    }
+    data = plateaux.from_arrays(HuggingFaceDataset.from_dict(rows, features=features))
+    assert (data.classes, data.labels) == (3, ("bad", "good", "unused"))
+    x, y = data.train.fetch(torch.arange(len(data.train)))
+    assert isinstance(x, dict)
+    assert {name: values.dtype for name, values in x.items()} == {
+        "input_ids": torch.int64,
+        "attention_mask": torch.int64,
+    }
+    assert (x["input_ids"][:, 0] % 2).tolist() == y.tolist()
+
+
+def test_images_are_uint8_with_channels_first() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (N, 6, 7, 3), dtype=np.uint8)
+    rows = {"image": list(pixels), "label": LABELS}
+    dataset = HuggingFaceDataset.from_dict(rows, features=Features({"image": Image(), "label": Value("int64")}))
+    data, expected = plateaux.from_arrays(dataset), plateaux.from_arrays(pixels, LABELS)
+    assert data.shape == (3, 6, 7)
+    assert data.test.fingerprint() == expected.test.fingerprint()
+
+
+def test_a_dataset_dict_has_its_own_test_split() -> None:
+    dataset = DatasetDict(train=table(a=list(range(N))), test=table(a=list(range(100, 100 + N))))
+    data = plateaux.from_arrays(dataset)
+    x, _ = data.test.fetch(torch.arange(N))
+    assert isinstance(x, torch.Tensor)
+    assert x[:, 0].tolist() == list(range(100, 100 + N))
+    assert len(data.train) == N
+
+
+def test_a_torch_format_changes_nothing() -> None:
+    dataset = table(a=list(range(N)))
+    assert (
+        plateaux.from_arrays(dataset.with_format("torch")).train.fingerprint()
+        == plateaux.from_arrays(dataset).train.fingerprint()
+    )
+
+
+def test_an_array_column_is_used_alone() -> None:
+    features = Features({"x": Array2D((2, 3), "float32"), "label": Value("int64")})
+    dataset = HuggingFaceDataset.from_dict({"x": np.ones((N, 2, 3)), "label": LABELS}, features=features)
+    assert plateaux.from_arrays(dataset).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "text"),
+    [
+        (table(text=["a"] * N), {}, "input columns are not clear.*tokenize text first"),
+        (table(text=["a"] * N), {"inputs": "text"}, "is text: tokenize it first"),
+        (table(a=[1] * N), {"inputs": "b"}, "no column 'b'"),
+        (table(a=[1] * N), {"label": "lable"}, "did you mean 'label'"),
+        (HuggingFaceDataset.from_dict({"a": [1], "b": [2]}), {}, "label column is not clear"),
+        (table(input_ids=[[1] * (1 + i % 2) for i in range(N)]), {}, "2 shapes"),
+        (DatasetDict(validation=table(a=[1] * N)), {}, "pass one of them"),
+    ],
+)
+def test_columns_that_cannot_be_used_are_an_error_with_a_next_step(dataset: Any, options: Any, text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        plateaux.from_arrays(dataset, **options)

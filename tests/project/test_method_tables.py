@@ -1,0 +1,84 @@
+"""Tables of methods and compact results of studies, compared with SciPy and with the complete results."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from conftest import Script
+from scipy import stats
+
+from plateaux.studies.results import results_from_study
+
+ROOT = Path(__file__).resolve().parents[2]
+PILOT = ROOT / "studies" / "results" / "sharpbalance_pilot_mlp.json"
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "studies")
+    return importlib.import_module("_method_tables")
+
+
+def measured(tables: ModuleType, values: dict[str, list[float]]) -> list[object]:
+    column = tables.ACCURACY
+    return [
+        tables.Measured({"method": method}, number, column.metric, column.split, column.row, value)
+        for method, numbers in values.items()
+        for number, value in enumerate(numbers)
+    ]
+
+
+def test_a_difference_is_paired_by_repetition_and_bold_if_its_interval_excludes_zero(tables: ModuleType) -> None:
+    plain, ours, noise = [0.50, 0.60, 0.70], [0.52, 0.621, 0.719], [0.40, 0.70, 0.71]
+    numbers = tables.Numbers(measured(tables, {"plain": plain, "ours": ours, "noise": noise}))
+    methods = {name: {"method": name} for name in ("plain", "ours", "noise")}
+    _, _, first, second = tables.table(numbers, methods, [tables.ACCURACY], {"method": "plain"}).splitlines()
+    for line, name, values in ((first, "ours", ours), (second, "noise", noise)):
+        differences = 100 * (np.array(values) - np.array(plain))
+        half = stats.t.ppf(0.975, 2) * differences.std(ddof=1) / 3**0.5
+        text = f"{differences.mean():+.2f} ± {half:.2f}"
+        assert line == f"| {name} | {f'**{text}**' if name == 'ours' else text} |"
+
+
+def test_a_repetition_that_only_one_method_has_is_left_out_of_the_difference(tables: ModuleType) -> None:
+    numbers = tables.Numbers(measured(tables, {"plain": [0.5, 0.6], "ours": [0.6, 0.7, 0.1]}))
+    found = numbers.difference({"method": "ours"}, {"method": "plain"}, tables.ACCURACY)
+    assert (found.value, found.count) == (pytest.approx(10), 2)
+    assert numbers.mean({"method": "theirs"}, tables.ACCURACY) is None
+
+
+def test_compact_results_keep_every_mean_and_leave_out_single_corruptions(tmp_path: Path, script: Script) -> None:
+    done = script(ROOT / "studies" / "compact_results.py", str(PILOT), str(tmp_path / "compact.json"))
+    assert done.returncode == 0, done.stderr
+    complete = {(each.run, each.metric, each.split, str(each.row)): each.value for each in results_from_study(PILOT)}
+    kept = {
+        (each.run, each.metric, each.split, str(each.row)): each.value
+        for each in results_from_study(tmp_path / "compact.json")
+    }
+    assert kept.items() <= complete.items()
+    splits = {split for *_, split, _ in complete.keys() - kept.keys()}
+    assert len(splits) == 15 * 5 + 1, "each corruption at each severity, and members under corruption"
+    assert {row for _, _, split, row in complete.keys() - kept.keys() if split == "corrupted"} == {
+        row for _, _, split, row in complete if split == "corrupted" and row.startswith("member ")
+    }
+
+
+def test_the_power_calculation_of_the_page_uses_the_chosen_settings(
+    monkeypatch: pytest.MonkeyPatch, tables: ModuleType
+) -> None:
+    fair = importlib.import_module("_fair_test")
+    results = results_from_study(ROOT / "studies" / "results" / "sharpbalance_tuning_mlp.json")
+    held_out = {}
+    for each in results:
+        if (each.metric, each.split, str(each.row)) == ("accuracy", "validation", "ensemble (mean probability)"):
+            held_out.setdefault((each.condition["method"], each.condition["rho"]), []).append(100 * each.value)
+    best = {method: max((sum(v), rho) for (own, rho), v in held_out.items() if own == method) for method, _ in held_out}
+    sam = np.array(held_out["SAM", best["SAM"][1]])
+    found = [np.std(np.array(held_out[rule, best[rule][1]]) - sam, ddof=1) for rule in fair.RULES]
+    pooled = np.sqrt(np.mean(np.square(found)))
+    assert f"pooled {pooled:.2f}" in fair.power(results)
+    assert f"this is {pooled * 1.5:.2f} points" in fair.power(results)  # 1 / (1 - .3 - .3 / 9) = 1.5
