@@ -27,7 +27,7 @@ def main() -> None:
     results = Results(args.quick, args.json)
     configure_runtime(threads=1)
     logging.getLogger("plateaux").setLevel(logging.ERROR)  # the trackers that fail are reported
-    images, epochs, rounds = (256, 2, 2) if args.quick else (2048, 5, 5)
+    images, epochs, rounds = (256, 2, 2) if args.quick else (512, 4, 5)
     with TemporaryDirectory() as folder:
         file, numbers = write_images(Path(folder), images), count()
 
