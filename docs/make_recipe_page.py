@@ -154,7 +154,9 @@ MEANINGS = {
     "the one at the first data partition, from which another run can branch (`--branch-from`)",
     "run.log_every": "steps between two lines of the log",
     "run.min_members": "minimum number of members for a data partition if other members failed; default: all members",
-    "run.tensorboard": "also write TensorBoard logs (`plateaux[tensorboard]`)",
+    "run.trackers": "[trackers](../guides/trackers.md): `wandb`, `mlflow`, `tensorboard`, or `package.module:Class`; "
+    "all but `tensorboard` need `--trust`",
+    "run.group": "name under which trackers group this run with others; default: the name of the study",
     "run.feature_cache": "folder for `model.cache_features`, shared by any number of runs; default: a folder in "
     "PLATEAUX_CACHE, or ~/.cache/plateaux",
     "probe.probes": "[probes](../guides/loss-landscape.md) to run on every member during training, with options "

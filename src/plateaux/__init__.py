@@ -50,11 +50,13 @@ if _typing.TYPE_CHECKING:
     from plateaux.optim.sharpness_aware import SharpnessAware
     from plateaux.storage.import_weights import import_weights
     from plateaux.storage.run import Run
+    from plateaux.training.callbacks import Callback
     from plateaux.training.fit_arrays import fit
     from plateaux.training.from_arrays import from_arrays
     from plateaux.training.jobs import Job, PartitionStatus
     from plateaux.training.planning import pending_jobs, plan
     from plateaux.training.sharpbalance_partition import SharpBalancePartition
+    from plateaux.training.trackers import log_results
     from plateaux.training.train import train
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "BatchResult",
     "Calibration",
     "CalibrationOptions",
+    "Callback",
     "CascadeOptions",
     "DataPartition",
     "DataSplits",
@@ -108,6 +111,7 @@ __all__ = [
     "load",
     "load_predictor",
     "load_selection",
+    "log_results",
     "method",
     "metric",
     "model",
@@ -162,11 +166,13 @@ _MODULES = {
     "optim.sharpness_aware": ("SharpnessAware",),
     "storage.import_weights": ("import_weights",),
     "storage.run": ("Run",),
+    "training.callbacks": ("Callback",),
     "training.fit_arrays": ("fit",),
     "training.from_arrays": ("from_arrays",),
     "training.jobs": ("Job", "PartitionStatus"),
     "training.planning": ("pending_jobs", "plan"),
     "training.sharpbalance_partition": ("SharpBalancePartition",),
+    "training.trackers": ("log_results",),
     "training.train": ("train",),
 }
 _MODULE_BY_NAME = {name: module for module, names in _MODULES.items() for name in names}

@@ -27,6 +27,7 @@ HOSTILE_MODULES = (
     "socket", "typing", "re", "matplotlib", "rich", "typer", "pydantic", "tomllib", "safetensors", "evil", "conftest",
     "runpy", "encodings", "jinja2", "PIL", "ray", "fsspec", "tensorboard", "random", "threading", "ctypes",
     "transformers", "datasets", "peft", "huggingface_hub", "tokenizers",
+    "wandb", "mlflow", "queue", "signal", "tempfile", "select",
 )  # fmt: skip
 RECIPE = """
 members = 2
@@ -67,7 +68,9 @@ NAMES = (
     'data={name="hf:texts",vocabulary="model-of-evil"}', 'data={name="hf:texts",hub_access=true}',
     'model={name="hf:evil/model",download=true}', 'model={name="hf:evil/model",hub_access={download=true}}',
     'data.unlabeled="evil:load"', 'run.feature_cache="s3://evil/x"', 'data.root="http://evil"',
+    'run.trackers=["evil:Tracker"]', 'run.trackers=["tensorboard", "evil:Tracker"]',
 )  # fmt: skip
+TRACKERS = ("wandb", "mlflow")  # connect to servers
 REMOVED = ("COVERAGE_", "PYTHONSAFEPATH", "TORCHINDUCTOR_")  # set by the process of the tests
 FOREIGN = (
     "evil:",
@@ -79,6 +82,7 @@ FOREIGN = (
     "evil.toml",
     "evil-study",
     "ray.toml",
+    "tracked-",
     "pkl",
     "ckpt",
     "hf-model",
@@ -106,6 +110,10 @@ def folder(tmp_path: Path) -> Path:
     (here / "study.toml").write_text(STUDY)
     (here / "evil.toml").write_text(RECIPE.replace('"mlp"\nhidden_sizes = [4]', '"evil:net"'))
     (here / "ray.toml").write_text(f'{RECIPE}[executor]\nname = "ray"\naddress = "10.0.0.1:6379"\n')
+    for name in TRACKERS:
+        (here / f"tracked-{name}.toml").write_text(f'{RECIPE}[run]\ntrackers = ["tensorboard", "{name}"]\n')
+    tracked = STUDY.replace("[grid]", 'run = {trackers = ["wandb"]}\n[grid]')
+    (here / "tracked-study.toml").write_text(tracked)
     (here / "evil-study.toml").write_text(STUDY.replace('["accuracy"]', '["evil:metric"]'))
     _save_hugging_face(here, code)
     (here / "weights.pkl").write_bytes(b"cos\nsystem\n(S'touch pickled'\ntR.")
@@ -159,6 +167,10 @@ def commands(out: Path) -> list[list[str]]:
     lines = [[word.format(run=run) for word in words] for words in runs for run in (f"{out}/run", f"{out}/evil-run")]
     lines += [["train", "recipe.toml", "--out", f"{out}/new"], ["train", "evil.toml", "--out", f"{out}/evil"]]
     lines += [["train", "ray.toml", "--out", f"{out}/evil"], ["recipe", "check", "ray.toml"]]
+    for name in TRACKERS:
+        lines += [["train", f"tracked-{name}.toml", "--out", f"{out}/tracked"]]
+        lines += [["recipe", "check", f"tracked-{name}.toml"]]
+    lines += [["study", "tracked-study.toml", "--out", f"{out}/tracked-study"]]
     lines += [
         ["study", "study.toml", "--out", f"{out}/study"],
         ["study", "evil-study.toml", "--out", f"{out}/evil-study"],
@@ -223,12 +235,15 @@ STARTED = {
     "study on a mesh": ["study", "study.toml", "--executor", "mesh", "--processes", "1"],
     "workers": ["train", "recipe.toml", "--no-evaluate", "--set", "data.num_workers=1"],
     "mesh": ["train", "recipe.toml", "--executor", "mesh", "--processes", "2", "--no-evaluate"],
+    "tracker": ["train", "recipe.toml", "--no-evaluate", "--set", "run.trackers=['tensorboard']"],
 }
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("words", [*STARTED.values()] if IS_LONG else [STARTED["pool"], STARTED["study on a mesh"]])
+@pytest.mark.parametrize(
+    "words", [*STARTED.values()] if IS_LONG else [STARTED[name] for name in ("pool", "study on a mesh", "tracker")]
+)
 def test_started_processes_run_no_code_of_the_current_folder(folder: Path, tmp_path: Path, words: list[str]) -> None:
     COUNTS["inputs"] += 1
     script = tmp_path / "plateaux"  # as pip installs it

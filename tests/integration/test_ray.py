@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import random
 import resource
@@ -358,6 +359,30 @@ def test_a_partition_proceeds_without_a_failed_member(nodes: Nodes, tmp_path: Pa
     found = plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], **GIVEN.keywords())
     assert "member 1" in found[0].rows
     assert "member 2" not in found[0].rows
+
+
+def test_a_tracker_and_a_callback_have_the_numbers_of_members_on_the_cluster(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epochs: list[tuple[int, int]] = []
+
+    class Collecting(plateaux.Callback):
+        def on_epoch_end(self, run: Run, member: int, epoch: int, metrics: Mapping[str, float]) -> None:
+            epochs.append((member, epoch))
+
+    monkeypatch.setenv("TOY_TRACKER", str(tmp_path / "recorded"))
+    row = recipe(tmp_path, {"name": "sam", "rho": 0.1}, members=2).replaced(
+        executor={"name": "ray", "address": nodes.address}, run={"trackers": ["toy_trackers:Recorder"]}
+    )
+    options = GIVEN.keywords() | {"trust": (*GIVEN.trust, "toy_trackers"), "callbacks": [Collecting()]}
+    run = plateaux.train(row, tmp_path / "run", **options)
+    calls = [json.loads(line) for line in (tmp_path / "recorded").read_text().splitlines()]
+    sent = {(call["member"], call["step"]): call["values"]["train/loss"] for call in calls if "step" in call}
+    assert len(sent) == len([call for call in calls if "step" in call])
+    lines = {(member, line["epoch"]): line for member in range(2) for line in run.log(member) if "train loss" in line}
+    assert sent == {key: line["train loss"] for key, line in lines.items()}
+    assert sorted(epochs) == sorted(lines) == [(member, epoch) for member in range(2) for epoch in (1, 2)]
+    assert len({call["pid"] for call in calls}) == 1
 
 
 def test_a_job_whose_process_dies_too_often_fails(nodes: Nodes, tmp_path: Path) -> None:

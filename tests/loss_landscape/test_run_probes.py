@@ -350,17 +350,6 @@ def test_a_run_can_be_resumed_with_other_probes(tmp_path: Path) -> None:
     assert not [line for line in again.log(0) if "probe" in line]
 
 
-def test_probes_are_logged_to_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[tuple[int, Any]] = []
-    monkeypatch.setattr("plateaux.training.tensorboard.TensorBoardLogger.__init__", lambda *_: None)
-    monkeypatch.setattr(
-        "plateaux.training.tensorboard.TensorBoardLogger.add", lambda _, epoch, line: shown.append((epoch, dict(line)))
-    )
-    train(recipe(members=1, probe=PROBE, run={"tensorboard": True}), tmp_path / "run", **GIVEN.keywords())
-    (number,) = [line["probe toy_probes:loss"] for _, line in shown if "probe toy_probes:loss" in line]
-    assert isinstance(number, float)
-
-
 def test_an_unknown_probe_is_rejected_before_training() -> None:
     with pytest.raises(RecipeError, match="There is no probe called 'sharpnes'"):
         check(recipe(probe={"probes": ["sharpnes"]}))

@@ -417,4 +417,4 @@ def test_a_killed_run_in_a_bucket_resumes(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_tensorboard_is_rejected_in_a_bucket(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="TensorBoard"):
-        plateaux.train(recipe("sam", run={"tensorboard": True}), f"memory://{tmp_path}", **GIVEN.keywords())
+        plateaux.train(recipe("sam", run={"trackers": ["tensorboard"]}), f"memory://{tmp_path}", **GIVEN.keywords())

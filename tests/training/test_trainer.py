@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from safetensors import safe_open
 
 from plateaux.config.builders.data import build_data, train_val_split
 from plateaux.config.recipe import Recipe
-from plateaux.core.errors import RecipeError
 from plateaux.data.sources import InMemorySource
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.storage.run import Run
@@ -125,34 +123,6 @@ def test_the_log_does_not_depend_on_when_checkpoints_are_written(tmp_path: Path)
     assert often.log(0) == never.log(0)
     assert [line["step"] for line in often.log(0) if "step" in line] == [2, 3] * 4
     assert weights(often) == weights(never)
-
-
-def test_metrics_are_written_for_tensorboard_if_requested(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run = train(recipe("run.tensorboard=true", "data.validation_split=16"), tmp_path)
-    for number in range(2):
-        events = EventAccumulator(str(tmp_path / f"tensorboard/{number}")).Reload()
-        assert set(events.Tags()["scalars"]) == {
-            "train/loss",
-            "train/accuracy",
-            "validation/accuracy",
-            "validation/nll",
-        }
-        written = [event.value for event in events.Scalars("train/loss")]
-        logged = [line["train loss"] for line in run.log(number) if "train loss" in line]
-        assert written == pytest.approx(logged, rel=1e-6)
-    train(recipe(), tmp_path / "plain")
-    assert not (tmp_path / "plain/tensorboard").exists()
-
-
-def test_an_error_says_how_to_install_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [*sys.modules]:
-        if name.startswith(("tensorboard", "torch.utils.tensorboard")):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(RecipeError, match=r'needs TensorBoard: pip install "plateaux\[track\]", or leave it out'):
-        train(recipe("run.tensorboard=true"), tmp_path)
 
 
 @pytest.mark.usefixtures("rng_unchanged")

@@ -42,7 +42,9 @@ Changes = Annotated[list[str] | None, typer.Option("--set", help="Override a val
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, the default when the output is piped.")]
 Trust = Annotated[
     list[str] | None,
-    typer.Option(help="A module whose functions the recipe may call, or the address of a Ray cluster in it."),
+    typer.Option(
+        help="A module whose functions the recipe may call, a tracker (wandb, mlflow), or the address of a Ray cluster."
+    ),
 ]
 Download = Annotated[
     bool, typer.Option("--download", help="Allow downloads from the Hugging Face hub, for names hf:user/name.")
@@ -159,9 +161,13 @@ def parse_numbers(text: str | None) -> list[int] | None:
 
 
 def trusted_names(trust: Sequence[str] | None, recipe: Recipe, overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of `--trust`, and the address of a cluster if it was given on the command line."""
-    is_own = any(override.partition("=")[0].strip() == "executor.address" for override in overrides)
-    return (*(trust or ()), *([recipe.executor.address] if is_own and recipe.executor.address else []))
+    """Return the names of `--trust`, and a cluster or built-in trackers if they were given on the command line."""
+    from plateaux.core.tracker import BUILT_IN
+
+    own = {override.partition("=")[0].strip() for override in overrides}
+    address = [recipe.executor.address] if "executor.address" in own and recipe.executor.address else []
+    trackers = [name for name in recipe.run.trackers if name in BUILT_IN] if "run.trackers" in own else []
+    return (*(trust or ()), *address, *trackers)
 
 
 def check_address_option(address: str | None, recipe: Recipe, trust: Sequence[str] | None) -> None:

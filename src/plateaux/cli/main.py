@@ -156,6 +156,8 @@ def train(
     if not is_rank_zero():
         return
     results = list(plateaux.evaluate(root, trust=trusted)) if evaluate else []
+    if results and loaded.run.trackers:
+        plateaux.log_results(root, results, trust=trusted)
     plain = {"run": str(root), "metrics": [result.to_dict() for result in results]}
     print_result(as_json, plain, lambda: metric_tables(results))
 

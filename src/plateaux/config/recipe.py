@@ -176,7 +176,8 @@ class RunConfig(ConfigSection):
     keep_checkpoints: Literal["last", "none"] = "none"  # after a member has finished
     log_every: Count = 50
     min_members: int | None = Field(None, ge=1, le=MAX_MEMBERS)  # for a partition if others failed
-    tensorboard: bool = False
+    trackers: tuple[str, ...] = ()  # wandb, mlflow, tensorboard, or package.module:Class
+    group: str | None = None  # name under which trackers group this run with others; a study sets its own
     feature_cache: str | None = None  # folder of cached backbone features, shared by all runs
 
 

@@ -1,7 +1,8 @@
 """Progress of long-running work: one callback for training, evaluation, loss landscapes, and studies.
 
-A function that works for long takes `progress=`, a callable with one argument: a `Message`, a `WorkDone`, or a
-`MemberUpdate`. Events are plain frozen values, so they can be sent from worker processes and actors.
+A function that works for long takes `progress=`, a callable with one argument: a `Message`, a `WorkDone`, a
+`MemberUpdate`, a `CheckpointWritten`, or a `SamplesPartitioned`. Events are plain frozen values, so they can be sent
+from worker processes and actors.
 """
 
 from __future__ import annotations
@@ -63,7 +64,23 @@ class MemberUpdate:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-ProgressEvent: TypeAlias = Message | WorkDone | MemberUpdate
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    """A checkpoint of a member is in the run folder."""
+
+    member: int
+    epoch: int  # epochs completed
+    step: int  # steps completed of the epoch that follows
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesPartitioned:
+    """The training samples were assigned to the members by a data partition, after this epoch."""
+
+    epoch: int
+
+
+ProgressEvent: TypeAlias = Message | WorkDone | MemberUpdate | CheckpointWritten | SamplesPartitioned
 Progress: TypeAlias = Callable[[ProgressEvent], None]
 
 

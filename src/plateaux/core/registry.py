@@ -168,6 +168,11 @@ def _bind(factory: Callable[..., Any], rest: str) -> Callable[..., Any]:
     return partial(factory, rest)
 
 
+def is_on_path(module: str) -> bool:
+    """Return whether a module can be found, without importing it or its parents."""
+    return module in sys.modules or _find_spec(module) is not None
+
+
 def _find_spec(module: str) -> ModuleSpec | None:
     """Return the spec of a module without importing it or its parents."""
     path: list[str] | None = None

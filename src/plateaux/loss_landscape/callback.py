@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,9 +43,7 @@ class ProbeCallback:
             self._sample = ProbeBatch(ids, tuple(batches))
         return self._sample
 
-    def run(
-        self, module: nn.Module, number: int, epoch: int, track: Callable[[int, Mapping[str, Any]], None] | None = None
-    ) -> Sequence[dict[str, Any]]:
+    def run(self, module: nn.Module, number: int, epoch: int) -> list[dict[str, Any]]:
         """Run all probes on one member and return one log record per probe.
 
         If a probe does not support the network, its record has the error message under `problem`.
@@ -61,9 +59,13 @@ class ProbeCallback:
                 except PlateauxError as error:
                     record["problem"] = str(error)
             records.append(record)
-            if track is not None and "rows" in record:
-                track(epoch, {f"probe {name}": record["rows"].get("", {}).get("value")})
         return records
+
+
+def probe_values(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the numbers of log records, by name; a probe that failed or has no total has none."""
+    rows = {f"probe {record['probe']}": record.get("rows", {}).get("", {}).get("value") for record in records}
+    return {name: value for name, value in rows.items() if value is not None}
 
 
 def _log_fields(rows: Mapping[str, Estimate], metadata: Mapping[str, Any]) -> dict[str, Any]:

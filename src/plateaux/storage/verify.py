@@ -9,7 +9,7 @@ from plateaux.storage.digests import check_embedded_digest
 from plateaux.storage.run import Run, RunLike
 from plateaux.storage.store import Store, recovery
 
-UNCHECKED = ("tensorboard/",)  # files that another library appends to
+UNCHECKED = ("tensorboard/", "tracker-")  # files that trackers append to
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,8 @@ class StudyRunner:
     def training_recipe(self, spec: RunSpec) -> Recipe:
         """Return the training recipe of a run; a parent keeps its checkpoint at the data partition."""
         recipe = spec.recipe.replaced(executor=self.executor) if self.executor else spec.recipe
+        if recipe.run.trackers and recipe.run.group is None:
+            recipe = recipe.replaced(run={"group": self.study.name})
         return recipe.replaced(run={"keep_checkpoints": "last"}) if spec.is_parent else recipe
 
     def results(self) -> dict[str, Any]:

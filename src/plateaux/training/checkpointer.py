@@ -65,17 +65,17 @@ class Checkpointer:
         member.progress = MemberProgress(**{**progress, "checkpoints": checkpoints, "seconds": member.progress.seconds})
         return member
 
-    def save(self, members: Sequence[EpochStats], epoch: int, step: int) -> None:
-        """Write the state and the log of every member first, then the progress that names them."""
+    def save(self, members: Sequence[EpochStats], epoch: int, step: int) -> list[EpochStats]:
+        """Write the state and the log of members first, then the progress that names them; return those written."""
         now = time.monotonic()
-        for member in members:
-            if any(checkpoint[:2] == (epoch, step) for checkpoint in member.progress.checkpoints):
-                continue  # it exists already
+        new = [each for each in members if not any(known[:2] == (epoch, step) for known in each.progress.checkpoints)]
+        for member in new:
             seconds = member.progress.seconds + (now - self.last_save) / len(members)
             member.progress = replace(member.progress, epoch=epoch, step=step, seconds=seconds)
             if self.executor.is_writer():
                 self._save_one(member, epoch, step)
         self.last_save = now
+        return new
 
     def _save_one(self, member: EpochStats, epoch: int, step: int) -> None:
         number, is_joint, partition = member.state.number, self.method.is_joint, self.method.partition

@@ -88,6 +88,7 @@ def fit(
         seed=seed,
         settings=settings or {},
     )
+    trust = (*trust, *(tracker.partition(":")[0] for tracker in recipe.run.trackers))  # the caller named them
     function = None if name or isinstance(model, str) else model
     return train(recipe, out, data=data, model=function, trust=trust, progress=progress)
 

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plateaux.core.errors import DivergedError
-from plateaux.core.progress import MemberUpdate, Progress
+from plateaux.core.progress import CheckpointWritten, MemberUpdate, Progress
 from plateaux.core.types import Estimate
+from plateaux.loss_landscape.callback import probe_values
 from plateaux.storage.run import Run
 from plateaux.training.epoch_stats import EpochStats
 from plateaux.training.jobs import Job
-from plateaux.training.tensorboard import TensorBoardLogger
 
 EVENT_INTERVAL_S = 0.5
 
 
 class MetricLogger:
-    """Writes the log lines of members, TensorBoard records, and progress events."""
+    """Writes the log lines of members, and sends progress events."""
 
-    def __init__(self, run: Run, job: Job, local_members: Iterable[int], progress: Progress) -> None:
+    def __init__(self, run: Run, job: Job, progress: Progress) -> None:
         self.recipe, self.job, self.progress = run.recipe, job, progress
-        self.tensorboard = {
-            number: TensorBoardLogger(Path(run.store.root) / "tensorboard" / str(number))
-            for number in local_members
-            if self.recipe.run.tensorboard
-        }
         self.start_time = time.monotonic()
         self.last_event = 0.0
 
@@ -65,19 +59,23 @@ class MetricLogger:
                 lr = member.state.optimizer.param_groups[0]["lr"]
                 member.lines.append({"epoch": epoch, "step": step, "loss": member.loss / member.samples, "lr": lr})
 
-    def log_epoch(self, member: EpochStats, epoch: int, validation: dict[str, Estimate]) -> None:
-        """Add a line with the metrics of a whole epoch to the log of a member."""
+    def log_epoch(self, member: EpochStats, epoch: int, validation: Mapping[str, Estimate]) -> None:
+        """Add a line with the metrics of a whole epoch to the log of a member; send them with the values of probes."""
         metrics: dict[str, float] = {}
         if member.samples:  # 0 if the member was inactive in every step
             metrics["train loss"] = member.loss / member.samples
             metrics["train accuracy"] = member.correct / member.samples
         metrics |= {f"validation {name}": estimate.value for name, estimate in validation.items()}
+        probes = probe_values([line for line in member.lines if "probe" in line and line["epoch"] == epoch])
         line: dict[str, Any] = {"epoch": epoch, **metrics}
         member.lines.append(line)
-        if member.state.number in self.tensorboard:
-            self.tensorboard[member.state.number].add(epoch, line)
         epochs = self.recipe.train.epochs
-        self.progress(MemberUpdate(member.state.number, epochs=epochs, epoch=epoch, metrics=metrics))
+        self.progress(MemberUpdate(member.state.number, epochs=epochs, epoch=epoch, metrics={**metrics, **probes}))
+
+    def send_checkpoints(self, members: Sequence[EpochStats], epoch: int, step: int) -> None:
+        """Send that the members have checkpoints at a position."""
+        for member in members:
+            self.progress(CheckpointWritten(member.state.number, epoch, step))
 
     def send_progress(self, members: Sequence[EpochStats], epoch: int, step: int, steps: int) -> None:
         """Send the position of every member, its speed, and the time left, at most twice per second."""

@@ -25,7 +25,7 @@ from plateaux.core.errors import DivergedError, Interrupted, RunError
 from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.method import AssignFn, DataPartition
-from plateaux.core.progress import MemberUpdate, Message, Progress, log_messages
+from plateaux.core.progress import MemberUpdate, Message, Progress, SamplesPartitioned, log_messages
 from plateaux.core.types import Batch, derive_seed
 from plateaux.data.partition.masks import lookup, write_sam_sets
 from plateaux.data.sources import DataSplits
@@ -214,6 +214,7 @@ def assign_samples(
     )
     shares = ", ".join(f"{100 * (share or 0):.1f} %" for share in summary["share"])
     text = f" (permanently without {', '.join(f'member {number}' for number in without)})" if without else ""
+    progress(SamplesPartitioned(epoch))
     progress(Message(f"data partition after epoch {epoch}{text}: members apply SAM to {shares} of the samples"))
 
 

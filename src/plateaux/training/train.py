@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from plateaux.core.errors import DataError, Interrupted, PlateauxError, RecipeEr
 from plateaux.core.executor import Executor, Failure, all_reduce_max
 from plateaux.core.method import LossFn
 from plateaux.core.process_info import is_rank_zero
-from plateaux.core.progress import Message, Progress, log_messages
+from plateaux.core.progress import Message, Progress, ProgressEvent, log_messages
 from plateaux.core.runtime import get_device
 from plateaux.data.sources import DataSplits, Source
 from plateaux.storage.feature_cache import prepare_features, training_sources, with_cached_features
@@ -35,11 +36,13 @@ from plateaux.storage.run_info import AutotuneInfo
 from plateaux.storage.stored_data import read_stored_data, store_data
 from plateaux.training import branching
 from plateaux.training.autotune import autotune
+from plateaux.training.callbacks import Callback, CallbackFailure, CallbackList, check_callbacks
 from plateaux.training.checks import check
 from plateaux.training.job_runner import JobRunner
 from plateaux.training.model_check import check_data_and_model
 from plateaux.training.partition import scoring_batch
 from plateaux.training.planning import pending_jobs
+from plateaux.training.trackers import track
 
 logger = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3  # at a job whose process died
@@ -57,6 +60,7 @@ def train(
     download: bool = False,
     branch_from: RunLike | None = None,
     accept_changes: bool = False,
+    callbacks: Sequence[Callback] = (),
     progress: Progress = log_messages,
 ) -> Run:
     """Train the missing part of a run and return the run; the same call resumes a run that was interrupted.
@@ -68,16 +72,18 @@ def train(
         model: Replaces the model named in the recipe.
         loss: Replaces the loss named in the recipe.
         unlabeled: Samples whose labels are not used, for methods that need them.
-        trust: Modules whose functions the recipe may call.
+        trust: Modules whose functions the recipe may call, and trackers that it may start, such as `wandb`.
         download: Allow downloads from the Hugging Face hub for names `hf:user/name`.
         branch_from: A run, its folder, or its URL. Members start from the checkpoints that it wrote at its first data
             partition; both runs must train the same way up to it.
         accept_changes: Resume a run although its data or the code of its model have changed; the changes are recorded
             in the run.
+        callbacks: Their methods are called in this process after epochs, checkpoints, and data partitions.
         progress: Called with progress events.
     """
     stored = read_stored_data(out) if data is None else data
     components = Components(stored, model, loss, unlabeled, tuple(trust), download)
+    check_callbacks(callbacks)
     is_joint = check(recipe, components)
     executor = build_executor(recipe, components)
     if is_joint and all_reduce_max(executor, int(not executor.local_members(recipe.members))):
@@ -92,15 +98,23 @@ def train(
     executor.barrier()
     _prepare_features(run, recipe, executor, components)
     run_job = JobRunner(str(out), run.resolved_recipe(), components)
-    with closing(executor):
+    with closing(executor), track(run, executor) as trackers:
+        listeners = (progress, trackers.handle, CallbackList(run, callbacks if executor.is_writer() else ()).handle)
         try:
-            failures = _run_jobs(run, executor, run_job, components, progress)
+            failures = _run_jobs(run, executor, run_job, components, partial(_send, listeners))
         except Interrupted as stop:
             raise Interrupted(f"{stop}{_without_checkpoint(run)}") from None
-    if failures:
-        raise _combine_failures(failures)
-    _clean_up(run, executor)
+        except CallbackFailure as failure:
+            raise failure.problem from failure.__cause__
+        if failures:
+            raise _combine_failures(failures)
+        _clean_up(run, executor)
     return run
+
+
+def _send(listeners: Sequence[Progress], event: ProgressEvent) -> None:
+    for listener in listeners:
+        listener(event)
 
 
 def _run_jobs(
@@ -157,9 +171,10 @@ def _open(
     accept_changes: bool,
 ) -> Run:
     """Create the run folder in one process, and open it in all processes."""
-    if recipe.run.tensorboard and parse_address(out) is not None:
+    if "tensorboard" in recipe.run.trackers and parse_address(out) is not None:
         raise RecipeError(
-            f"TensorBoard appends to files, which the object store of {out} does not support; leave out run.tensorboard"
+            f"TensorBoard appends to files, which the object store of {out} does not support; remove 'tensorboard' "
+            "from run.trackers"
         )
     if is_rank_zero():
         data = build_training_data(recipe, components)

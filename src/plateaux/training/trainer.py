@@ -66,7 +66,7 @@ class Trainer:
         self.diverged: list[DivergedError] = []  # errors of members that diverged while the others continue
         self.checkpointer = Checkpointer(run, data, job, self.method, executor, device)
         self.members = self._build_members(local_members, components)
-        self.logger = MetricLogger(run, job, local_members, progress)
+        self.logger = MetricLogger(run, job, progress)
         self.checkpointer.last_save = time.monotonic()  # building the members is not part of their training time
 
     def _build_members(self, numbers: list[int], components: Components) -> list[EpochStats]:
@@ -208,7 +208,7 @@ class Trainer:
 
     def _save(self, epoch: int, step: int) -> None:
         self._add_up(epoch, step)
-        self.checkpointer.save(self.members, epoch, step)
+        self.logger.send_checkpoints(self.checkpointer.save(self.members, epoch, step), epoch, step)
 
     def _stop(self, epoch: int, step: int) -> NoReturn:
         self._save(epoch, step)
@@ -261,10 +261,9 @@ class Trainer:
 
     def _run_probes(self, epoch: int) -> None:
         for member in self.members if self.probe_callback.due(epoch) else []:
-            state, writer = member.state, self.logger.tensorboard.get(member.state.number)
+            state = member.state
             with self.checkpointer.resident(state):
-                add = None if writer is None else writer.add
-                member.lines += self.probe_callback.run(state.module, state.number, epoch, add)
+                member.lines += self.probe_callback.run(state.module, state.number, epoch)
 
     def _stop_early(self, epoch: int) -> None:
         """Finish members whose validation metric has not improved for `early_stopping_patience` validations."""

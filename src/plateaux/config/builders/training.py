@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 
+from plateaux.config.builders.trackers import check_trackers
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import DataConfig, LossConfig, LRSchedulerConfig, MethodConfig, ModelConfig, Recipe
 from plateaux.config.schema import ConfigKeyError, accepts, check, member_options, member_value
@@ -27,6 +28,7 @@ from plateaux.optim.losses import get_loss
 def check_plugins(recipe: Recipe, components: Components = NO_COMPONENTS) -> None:
     """Check every name and option of a recipe without reading data or building a network."""
     check_address(recipe, components)
+    check_trackers(recipe, components)
     if components.data is None:
         factory = registry.dataset.get(recipe.data.name, allow=components.trust)
         check("data", factory, recipe.data.options, also=DataConfig.model_fields)
