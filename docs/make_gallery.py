@@ -1,6 +1,6 @@
 """Run the notebooks of docs/gallery and store their outputs: python docs/make_gallery.py [NAME ...].
 
-Needs `pip install nbclient ipykernel matplotlib`, and the extras that the notebooks name; text.ipynb logs to MLflow if it is installed.
+Needs `pip install nbclient ipykernel`, and the extras that the notebooks name, with MLflow for text.ipynb.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def run(path: Path) -> None:
         "language_info": {"name": "python"},
     }
     nbformat.write(notebook, path)
-    pictures = [each["data"]["image/png"] for cell in codes for each in cell.outputs if "image/png" in each.get("data", {})]
+    pictures = [
+        each["data"]["image/png"] for cell in codes for each in cell.outputs if "image/png" in each.get("data", {})
+    ]
     path.with_suffix(".png").write_bytes(base64.b64decode(re.sub(r"\s", "", pictures[0])))  # the thumbnail of the index
 
 

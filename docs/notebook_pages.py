@@ -49,5 +49,3 @@ def _output(output: dict[str, Any], alt: str) -> str:
         table = "".join(line.strip() for line in "".join(data["text/html"]).splitlines())
         return f'<div class="md-typeset__scrollwrap">{table}</div>'
     return f'```text title="Output"\n{"".join(data["text/plain"]).rstrip()}\n```'
-
-
