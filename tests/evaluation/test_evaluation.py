@@ -151,10 +151,9 @@ def test_every_function_on_a_run_takes_a_run_object_and_a_path(tmp_path: Path) -
         assert function(run) == function(tmp_path / "run"), name
 
 
-def test_repr_displays_nothing_itself_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repr_displays_nothing_itself_in_a_notebook(result: Evaluation, monkeypatch: pytest.MonkeyPatch) -> None:
     displayed: list[object] = []
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setattr("rich.jupyter.display", lambda *args: displayed.append(args))
-    result = Evaluation([MetricResult("nll", "test", {"member 0": Estimate(0.5)}, False, {}, {})])
     assert "member 0" in repr(result)
     assert displayed == []
