@@ -47,5 +47,5 @@ def _output(output: dict[str, Any], alt: str) -> str:
         return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{picture}">'
     if "text/html" in data:
         table = "".join(line.strip() for line in "".join(data["text/html"]).splitlines())
-        return f'<div class="md-typeset__scrollwrap">{table}</div>'
+        return table
     return f'```text title="Output"\n{"".join(data["text/plain"]).rstrip()}\n```'
