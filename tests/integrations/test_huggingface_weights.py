@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hf_folders import TINY_BERT, save_model, save_texts, save_tokenizer
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import plateaux
+from plateaux.cli.main import app
 from plateaux.core.errors import RecipeError
 from plateaux.core.optional import optional_import
 from plateaux.integrations.huggingface_weights import check_class_order, class_names, read_folder_weights
@@ -132,3 +135,24 @@ def test_an_index_names_only_files_of_its_folder(index: str, tmp_path: Path) -> 
     (tmp_path / "folder" / "model.safetensors.index.json").write_text(index)
     with pytest.raises(RecipeError, match=r"save the model again|copy the complete folder"):
         read_folder_weights(tmp_path / "folder")
+
+
+def test_one_command_makes_an_ensemble_of_folders_with_their_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_texts(tmp_path / "texts")
+    networks = []
+    for seed in range(3):
+        save_tokenizer(tmp_path / "seeds" / str(seed))
+        small = transformers.BertConfig(**TINY_BERT, num_labels=2)
+        folder = tmp_path / "seeds" / str(seed)
+        networks.append(save_model(folder, small, task="AutoModelForSequenceClassification", seed=seed))
+    words = ["import-weights", "-o", "runs/bert", "--model", "hf:seeds/0", "--weights", "seeds/*"]
+    result = CliRunner().invoke(app, [*words, "--data", "hf:texts", "--set", "data.length=12"])
+    assert result.exit_code == 0, result.output
+    run = plateaux.Run.open("runs/bert")
+    for number, expected in enumerate(networks):
+        weights = run.weights(number)
+        assert all(torch.equal(weights[name], tensor) for name, tensor in expected.state_dict().items())
+    assert len(plateaux.evaluate(run, metrics="accuracy")["accuracy"].members) == 3

@@ -16,8 +16,9 @@ import plateaux
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.optional import optional_import
 from plateaux.core.registry import model
-from plateaux.integrations.peft_adapters import is_adapter, load_adapter, save_adapter
+from plateaux.integrations.peft_adapters import is_adapter, load_adapter
 from plateaux.models.lora import LoRALinear, add_lora
+from plateaux.storage.save_adapter import save_adapter
 
 pytest.importorskip("transformers")
 TARGETS = ["*.query", "*.value"]
@@ -122,6 +123,7 @@ def test_an_adapter_from_here_gives_equal_logits_in_peft(tmp_path: Path, kind: s
     [
         ({"use_dora": True}, "sets use_dora. Only plain LoRA"),
         ({"use_rslora": True}, "sets use_rslora"),
+        ({"init_lora_weights": "pissa"}, "sets init_lora_weights"),
         ({"rank_pattern": {"query": 4}}, "sets rank_pattern"),
         ({"bias": "all"}, "bias = all"),
         ({"peft_type": "IA3"}, "peft_type = IA3"),

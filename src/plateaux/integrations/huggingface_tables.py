@@ -76,7 +76,7 @@ def choose_splits(parts: dict[str, Any], splits: tuple[str, str] | None, folder:
         return parts[splits[0]], parts[splits[1]]
     if len(parts) == 1:
         (whole,) = parts.values()
-        order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(derive_seed(0, "hf"))).tolist()
+        order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(derive_seed(0, "arrays"))).tolist()
         count = round(len(whole) * HELD_OUT)
         return whole.select(sorted(order[count:])), whole.select(sorted(order[:count]))
     test = next((name for name in TEST_SPLITS if name in parts), None)

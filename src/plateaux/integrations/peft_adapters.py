@@ -1,15 +1,14 @@
 """LoRA adapters in the files of PEFT, `adapter_config.json` and `adapter_model.safetensors`, read and written.
 
-    save_adapter(plateaux.load("runs/demo").members[0], "adapter-0", base_model="google-bert/bert-base-uncased")
     load_adapter(network, "adapter-0")        # adds the adapters to the network and loads their weights
 
-The package peft is not needed. Only plain LoRA of linear layers is supported; other variants are refused by name.
+`plateaux.storage.save_adapter` writes them. The package peft is not needed. Only plain LoRA of linear layers is
+supported; other variants are refused by name.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -34,14 +33,8 @@ KNOWN = {
 }  # fmt: skip
 
 
-def save_adapter(module: nn.Module, folder: str | Path, *, base_model: str = "") -> None:
-    """Write the adapters and the fully trained modules of one member, for `peft.PeftModel.from_pretrained`.
-
-    Args:
-        module: A network with adapters, such as a member of a run with `[model.lora]`.
-        folder: The folder to write to.
-        base_model: Name or path of the base model, which PEFT reads from the configuration.
-    """
+def adapter_files(module: nn.Module, *, base_model: str = "") -> dict[str, bytes]:
+    """Return the files of the adapters and the fully trained modules of one member, by name; the weights come first."""
     layers = {name: part for name, part in module.named_modules() if isinstance(part, LoRALinear)}
     if not layers:
         raise RecipeError(f"{type(module).__name__} has no LoRA adapters to save. Train it with [model.lora]")
@@ -64,11 +57,8 @@ def save_adapter(module: nn.Module, folder: str | Path, *, base_model: str = "")
         "base_model_name_or_path": base_model or None,
         "inference_mode": True,
     }
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    _write(place / WEIGHTS, save_tensors(plain, {"format": "pt"}))
-    _write(place / CONFIG, json.dumps(config, indent=2).encode())
+    return {WEIGHTS: save_tensors(plain, {"format": "pt"}), CONFIG: json.dumps(config, indent=2).encode()}
 
 
 def is_adapter(folder: str | Path) -> bool:
@@ -126,6 +116,8 @@ def _read_config(place: Path) -> tuple[int, float]:
     """Return rank and alpha, after checking that the adapter is plain LoRA."""
     config = read_json(place / CONFIG)
     unknown = [key for key, value in config.items() if value and key not in KNOWN]
+    if config.get("init_lora_weights", True) not in (True, False, "gaussian"):  # others change the base, too
+        unknown.append("init_lora_weights")
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or unknown:
         found = unknown[0] if unknown else f"peft_type = {config.get('peft_type')}, bias = {config.get('bias')}"
         raise RecipeError(f"{place / CONFIG} sets {found}. Only plain LoRA without biases is supported")
@@ -166,13 +158,3 @@ def _parents(names: Iterable[str]) -> list[str]:
     """
     parents = sorted({name.rpartition(".")[0] for name in names})
     return [name for name in parents if not any(name.startswith(f"{other}.") for other in parents)]
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Write a file completely or not at all."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(content)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
