@@ -59,6 +59,15 @@ def test_arrays_and_tensors_of_one_image_and_of_a_batch_are_equal() -> None:
     assert rows(torch.from_numpy(expected).bfloat16(), contract()).dtype == np.float32
 
 
+def test_gray_images_need_no_channel_axis() -> None:
+    gray = contract(shape=(1, 8, 6))
+    for count in (1, 3, 8):
+        images = np.resize(PIXELS, (count, 8, 6))
+        expected = prepare(images[:, None], gray).arrays["x"]
+        np.testing.assert_array_equal(prepare(images, gray).arrays["x"], expected)
+        np.testing.assert_array_equal(prepare(images[0], gray).arrays["x"], expected[:1])
+
+
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB"), (4, "RGBA")])
 def test_image_objects_files_and_bytes_are_decoded(channels: int, mode: str, tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (8, 6, channels), dtype=np.uint8)

@@ -149,3 +149,11 @@ def test_every_function_on_a_run_takes_a_run_object_and_a_path(tmp_path: Path) -
     }
     for name, function in functions.items():
         assert function(run) == function(tmp_path / "run"), name
+
+
+def test_repr_displays_nothing_itself_in_a_notebook(result: Evaluation, monkeypatch: pytest.MonkeyPatch) -> None:
+    displayed: list[object] = []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *args: displayed.append(args))
+    assert "member 0" in repr(result)
+    assert displayed == []

@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKED = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))]
 FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.DOTALL | re.MULTILINE)
+GUESTS = {"lightning": "lightning", "transformers": "hf"}
 SHELLS = ("bash", "console", "sh")
 
 
@@ -85,8 +86,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quickstart: Path) ->
 def run_page(page: Path, folder: Path) -> list[dict[str, Any]]:
     """Run the Python blocks of a page, each in a new namespace, and return the namespaces."""
     page_blocks = blocks(page)
-    if any("import lightning" in block.text for block in page_blocks):
-        optional_import("lightning.pytorch", extra="lightning")  # works with a torchvision that is built for CUDA
+    for name, extra in GUESTS.items():
+        if any(f"import {name}" in block.text for block in page_blocks):
+            optional_import(name, extra=extra)  # works with a torchvision that is built for CUDA
     for block in page_blocks:
         if block.title:
             (folder / block.title).write_text(block.text, encoding="utf-8")
@@ -259,8 +261,9 @@ def test_every_relative_link_has_a_target(page: Path) -> None:
 
 def test_the_navigation_names_every_page_once() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
-    listed = re.findall(r"(\S+\.md)$", nav, re.MULTILINE)
-    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[1:])
+    listed = re.findall(r"(\S+\.(?:md|ipynb))$", nav, re.MULTILINE)
+    pages = [*PAGES[1:], *(ROOT / "docs").rglob("*.ipynb")]
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in pages)
 
 
 @pytest.mark.parametrize("page", ["contributing/architecture.md", "concepts/how-it-works.md"])

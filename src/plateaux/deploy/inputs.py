@@ -164,6 +164,9 @@ def _prepare_array(x: Any, summary: TensorSummary, name: str) -> Array:
     """Return one input or a batch as an array `[N, ...]` of the model's dtype, after checking shape and values."""
     values = _to_numpy(x)
     shape = tuple(summary.shape)
+    is_gray = len(shape) == 3 and shape[0] == 1 and 2 <= values.ndim <= 3
+    if is_gray and values.shape[-2:] == shape[1:]:  # without a channel axis: [H, W] or [N, H, W]
+        values = values.reshape(-1, *shape)
     if values.shape == shape:
         values = values[None]
     if values.shape[1:] != shape or not len(values):

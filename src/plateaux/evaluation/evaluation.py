@@ -65,7 +65,7 @@ class Evaluation(Sequence[MetricResult]):
         return pandas_frame(self.to_records())
 
     def __repr__(self) -> str:
-        console = PlainConsole(file=io.StringIO(), width=100, color_system=None)
+        console = PlainConsole(file=io.StringIO(), width=100, color_system=None, force_jupyter=False)
         for table in tables(self.results, console.width):
             console.print(table)
         assert isinstance(console.file, io.StringIO)
