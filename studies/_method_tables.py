@@ -115,9 +115,10 @@ def _cell(numbers: Numbers, condition: Condition, baseline: Condition | None, co
 
 
 def format_interval(found: Interval, column: Column, sign: str = "") -> str:
-    """Return the mean and half of its interval; the interval is left out where it has no width."""
+    """Return the mean and half of its interval; the interval is left out where it rounds to no width."""
     value = f"{found.value:{sign}.{column.digits}f}"
-    return value if not found.half > 0 else f"{value} ± {found.half:.{column.digits}f}"
+    half = f"{found.half:.{column.digits}f}"
+    return f"{value} ± {half}" if float(half) > 0 else value  # NaN with one repetition
 
 
 def repetitions(results: Sequence[ResultLike]) -> int:

@@ -2,9 +2,9 @@
 
     python studies/compact_results.py runs/sharpbalance_test studies/results/sharpbalance_test.json
 
-Left out are results of one corruption at one severity (their means by corruption and by severity stay), and, of
-results under corruption and on OOD sets, the rows of single members (their mean stays). Every value that stays is
-unchanged.
+Left out are the curves of training; results of one corruption at one severity (their means by corruption and by
+severity stay); and, under corruption and on OOD sets, the rows of single members and of mean logits, and all but AUROC
+and FPR95. Every value that stays is unchanged.
 """
 
 from __future__ import annotations
@@ -20,13 +20,18 @@ from plateaux.storage.local_store import LocalStore
 from plateaux.studies.packed_results import encode_results
 from plateaux.studies.results import read_results
 
+LOGITS = "ensemble (mean logit)"
 MANY_ROWS = ("ood", "accuracy under corruption", "mean corruption error (not normalized)")
 
 
 def compact(results: Mapping[str, Any]) -> dict[str, Any]:
     """Return results with fewer rows."""
     runs = {
-        name: {**run, "metrics": [_fewer_rows(each) for each in run["metrics"] if not _is_one_corruption(each)]}
+        name: {
+            **run,
+            "log": {},
+            "metrics": [_fewer_rows(each) for each in run["metrics"] if not _is_one_corruption(each)],
+        }
         for name, run in results["runs"].items()
     }
     return {**results, "runs": runs}
@@ -40,7 +45,12 @@ def _is_one_corruption(metric: Mapping[str, Any]) -> bool:
 def _fewer_rows(metric: Mapping[str, Any]) -> dict[str, Any]:
     if metric["metric"] not in MANY_ROWS:
         return dict(metric)
-    return {**metric, "rows": {row: v for row, v in metric["rows"].items() if RowName.parse(row).kind != "member"}}
+    return {**metric, "rows": {row: value for row, value in metric["rows"].items() if _is_shown(RowName.parse(row))}}
+
+
+def _is_shown(row: RowName) -> bool:
+    is_main = row.kind != "member" and not row.startswith(LOGITS)
+    return is_main and not (row.part and row.part[-1].startswith("aupr"))
 
 
 def main() -> None:

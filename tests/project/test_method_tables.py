@@ -61,9 +61,11 @@ def test_compact_results_keep_every_mean_and_leave_out_single_corruptions(tmp_pa
     }
     assert kept.items() <= complete.items()
     splits = {split for *_, split, _ in complete.keys() - kept.keys()}
-    assert len(splits) == 15 * 5 + 1, "each corruption at each severity, and members under corruption"
+    assert len(splits) == 15 * 5 + 1, "each corruption at each severity, and rows under corruption"
     assert {row for _, _, split, row in complete.keys() - kept.keys() if split == "corrupted"} == {
-        row for _, _, split, row in complete if split == "corrupted" and row.startswith("member ")
+        row
+        for _, _, split, row in complete
+        if split == "corrupted" and row.startswith(("member ", "ensemble (mean logit)"))
     }
 
 
