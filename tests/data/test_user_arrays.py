@@ -9,6 +9,7 @@ import pytest
 import torch
 from sklearn.preprocessing import LabelEncoder, StandardScaler
 
+import plateaux
 from plateaux.core.errors import DataError
 from plateaux.data.user_arrays import CHUNK_ROWS, convert_inputs, convert_labels, mean_and_std
 
@@ -140,3 +141,10 @@ def test_a_constant_feature_has_std_1() -> None:
 def test_token_ids_and_named_inputs_are_not_standardized() -> None:
     assert mean_and_std(torch.ones(3, 2, dtype=torch.int64)) == ((), ())
     assert mean_and_std({"a": torch.ones(3, 2)}) == ((), ())
+
+
+def test_tensors_that_are_no_pairs_are_refused_with_the_right_call() -> None:
+    x, y = torch.zeros(6, 4), torch.zeros(6, dtype=torch.long)
+    with pytest.raises(DataError, match=r"train is a Tensor, not a pair: pass from_tensors\(\(x_train, y_train\)"):
+        plateaux.from_tensors(x, y, classes=2)  # type: ignore[arg-type]
+    assert plateaux.from_tensors((x, y), (x, y), classes=2).shape == (4,)

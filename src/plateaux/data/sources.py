@@ -258,6 +258,12 @@ def from_tensors(
     labels: Sequence[str] = (),
 ) -> DataSplits:
     """Build a data set from tensors or NumPy arrays: `(inputs, labels)` for train and test, channels first."""
+    for split, pair in (("train", train), ("test", test)):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise DataError(
+                f"{split} is a {type(pair).__name__}, not a pair: pass from_tensors((x_train, y_train), "
+                "(x_test, y_test), classes=...), or plateaux.from_arrays(x, y), which splits off a test set."
+            )
     sources = InMemorySource(*train), InMemorySource(*test)
     x = sources[0].x
     shape = x.shape[1:] if isinstance(x, Tensor) else next(iter(x.values())).shape[1:]
