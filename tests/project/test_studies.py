@@ -39,7 +39,11 @@ def test_results_files_are_json_of_at_most_2_mb() -> None:
 
 @pytest.mark.parametrize(
     ("study", "number"),
-    [*(("flat_and_diverse", number) for number in (1, 2)), *(("six_controls", number) for number in (11, 12))],
+    [
+        *(("flat_and_diverse", number) for number in (1, 2)),
+        *(("sharpbalance_test", number) for number in (4, 5, 7)),
+        *(("six_controls", number) for number in (11, 12)),
+    ],
 )
 def test_the_evidence_of_a_study_matches_its_results(study: str, number: int) -> None:
     claim = CLAIMS[number]
