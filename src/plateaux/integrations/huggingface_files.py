@@ -96,7 +96,7 @@ def _hub_folder(name: str, repo: str, revision: str | None, kind: Kind, *, downl
 
 
 def _check_links(folder: Path) -> None:
-    """Raise an error for links in a folder below a run: a run of somebody else must not lead to other files."""
+    """Raise an error for links in a folder below a run: an untrusted run must not lead to other files."""
     path = folder.absolute()
     root = next((each for each in reversed((path, *path.parents)) if (each / RUN_FILE).is_file()), None)
     if root is None:

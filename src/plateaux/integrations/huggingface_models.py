@@ -92,7 +92,7 @@ def build_from_config(
     auto = _auto_class(library, config, shape, where)
     try:
         return auto.from_config(config, attn_implementation=IMPLEMENTATIONS[attention], dtype=torch.float32)
-    except Exception as error:  # a configuration of somebody else may be wrong in any way
+    except Exception as error:  # an untrusted configuration may be wrong in any way
         raise _cannot_build(where, error) from error
 
 
@@ -156,7 +156,7 @@ def _load(folder: Path, tree: Mapping[str, Any], shape: tuple[int, ...], classes
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
-    except Exception as error:  # files of somebody else may be wrong in any way
+    except Exception as error:  # untrusted files may be wrong in any way
         raise _cannot_build(str(folder), error) from error
     _check_loaded(network, info, folder)
     return network
@@ -217,7 +217,7 @@ def _config(tree: Mapping[str, Any], classes: int, where: str) -> Any:
             raise RecipeError(f"{where}: config.json sets {key}, which is not supported. Save the model without it")
     try:
         return library.CONFIG_MAPPING[kind].from_dict({"architectures": [], **tree, "num_labels": classes})
-    except Exception as error:  # a configuration of somebody else may be wrong in any way
+    except Exception as error:  # an untrusted configuration may be wrong in any way
         raise _cannot_build(where, error) from error
 
 

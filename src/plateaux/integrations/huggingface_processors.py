@@ -38,7 +38,7 @@ def read_tokenizer_folder(folder: Path, length: int, texts: tuple[str, ...]) -> 
         tokenizer = library.AutoTokenizer.from_pretrained(str(folder), **LOCAL)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         definition = None if backend is None else backend.to_str()
-    except Exception as error:  # files of somebody else may be wrong in any way
+    except Exception as error:  # untrusted files may be wrong in any way
         raise DataError(f"The tokenizer of {folder} cannot be read ({first_line(error)}). Save it again") from error
     if definition is None or tokenizer.pad_token is None:
         missing = "form as tokenizer.json" if definition is None else "pad_token"
@@ -62,7 +62,7 @@ def read_image_processor(folder: Path) -> ImageProcessor:
         _compare(processor, found)
     except PlateauxError:
         raise
-    except Exception as error:  # files of somebody else may be wrong in any way
+    except Exception as error:  # untrusted files may be wrong in any way
         raise DataError(f"The image processor of {folder} cannot be used ({first_line(error)})") from error
     return found
 

@@ -33,7 +33,7 @@ def read_splits(folder: Path) -> dict[str, Any]:
         return _read_parquet(library, folder)
     except PlateauxError:
         raise
-    except Exception as error:  # files of somebody else may be wrong in any way
+    except Exception as error:  # untrusted files may be wrong in any way
         raise DataError(
             f"{folder} cannot be read as a data set ({type(error).__name__}: {first_line(error)}). Expected: a folder "
             "that save_to_disk wrote"
