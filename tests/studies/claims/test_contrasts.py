@@ -119,16 +119,19 @@ def test_repetitions_have_a_t_interval() -> None:
 
 
 def curve(
-    width: int, beta: float, radii: tuple[float, ...] = (0.0, 0.1, 0.2), *, fitted: tuple[float, ...] = (1.0, 1.0, 0.99)
+    width: int,
+    beta: float,
+    radii: tuple[float, ...] = (0.0, 0.1, 0.2),
+    *,
+    fitted: tuple[float, ...] = (1.0, 1.0, 0.99),
+    probe: str = "worst_l2(m=128; samples=512)",
 ) -> list[Result]:
     """Return a study in which diversity is sharpness to the power of beta, and a little more in each repetition."""
     results = []
     for repetition, more in enumerate((0.0, 0.02)):
         for sharpness, rho, right in zip((1.0, 2.0, 5.0), radii, fitted, strict=False):
             at = {"method": "SAM", "width": width, "rho": rho}
-            results.append(
-                Result(at, repetition, sharpness, "mean of members", "worst_l2(m=128; samples=512)", "train")
-            )
+            results.append(Result(at, repetition, sharpness, "mean of members", probe, "train"))
             results.append(Result(at, repetition, right, "mean of members", "accuracy", "train"))
             for measure, row in (
                 ("der", "members together"),
@@ -176,7 +179,8 @@ def test_nan_is_refused_and_not_left_out() -> None:
 
 
 def test_slopes_of_two_widths_are_compared_in_each_repetition() -> None:
-    results = said(2, [*curve(16, 0.3, fitted=(0.5, 1.0, 1.0)), *curve(8, 0.5)])
+    probe = "worst_l2(m=125; samples=500)"
+    results = said(2, [*curve(16, 0.3, fitted=(0.5, 1.0, 1.0), probe=probe), *curve(8, 0.5, probe=probe)])
     assert results.cases[STATED].primary[0].value == pytest.approx(0.2)
     assert ClaimEntry(CLAIMS[2], results).verdicts == {
         STATED: "not testable at this scale"
