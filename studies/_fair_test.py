@@ -1,4 +1,4 @@
-"""Tables of *Does it work?*: the pilot, the choice of settings, the power calculation, and the test of SharpBalance."""
+"""Tables of *Does it work?*: the pilot, the choice of settings, the power calculation, and the tests of SharpBalance."""
 
 from __future__ import annotations
 
@@ -100,6 +100,17 @@ def test_tables(results: Sequence[ResultRow], sam_rho: float) -> dict[str, str]:
     }
 
 
+def more_members(results: Sequence[ResultRow]) -> str:
+    """Return the differences from SAM with the same number of members."""
+    numbers, lines = Numbers(results), []
+    columns = [MEMBER_ACCURACY, ACCURACY, CORRUPTED_MEMBERS, CORRUPTED]
+    for count in sorted({each["members"] for each in _conditions(results)}):
+        found = {f"{each['method']}, {count} members": each for each in _conditions(results) if each["members"] == count}
+        made = table(numbers, found, columns, {"members": count, "method": "SAM"}).splitlines()
+        lines += made[2 if lines else 0 :]
+    return "\n".join(lines)
+
+
 def tables(file: Path) -> dict[str, str]:
     """Return all tables of the page from the results files next to that of the test, which may not have run yet."""
     folder = file.parent
@@ -113,6 +124,7 @@ def tables(file: Path) -> dict[str, str]:
         "radii": choices(tuning),
         "sets": choices(results_from_study(folder / "sharpbalance_tuning_sets.json")),
         "power": power(tuning),
+        "members": more_members(results_from_study(folder / "more_members.json")),
         **test,
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 from plateaux.core.stats.intervals import Interval, paired_t_interval, t_interval
 from plateaux.studies.claims.contrasts import ResultLike
 
-ENSEMBLE, MEMBERS = "ensemble (mean probability)", "mean of members"
+ENSEMBLE, MEMBERS, TOGETHER = "ensemble (mean probability)", "mean of members", "members together"
 Condition = Mapping[str, Any]
 
 
@@ -43,7 +43,7 @@ PASSES = Column("passes per member", "passes", "training", MEMBERS, times=1, dig
 
 
 def auroc(title: str, name: str, score: str = "max_probability") -> Column:
-    return Column(title, "ood", f"{name} ({name})", f"{ENSEMBLE} · {score} · auroc")
+    return Column(title, "ood", f"{name} ({name})", f"{TOGETHER} · {score} · auroc")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
     python studies/compact_results.py runs/sharpbalance_test studies/results/sharpbalance_test.json
 
 Left out are the curves of training; results of one corruption at one severity (their means by corruption and by
-severity stay); and, under corruption and on OOD sets, the rows of single members and of mean logits, and all but AUROC
-and FPR95. Every value that stays is unchanged.
+severity stay); and, under corruption and on OOD sets, the rows of mean logits, those of the members of an ensemble, and
+all but AUROC and FPR95. Every value that stays is unchanged.
 """
 
 from __future__ import annotations
@@ -45,11 +45,13 @@ def _is_one_corruption(metric: Mapping[str, Any]) -> bool:
 def _fewer_rows(metric: Mapping[str, Any]) -> dict[str, Any]:
     if metric["metric"] not in MANY_ROWS:
         return dict(metric)
-    return {**metric, "rows": {row: value for row, value in metric["rows"].items() if _is_shown(RowName.parse(row))}}
+    rows = {RowName.parse(row): value for row, value in metric["rows"].items()}
+    is_single = all(row.kind in ("member", "mean_of_members") for row in rows)  # a run of one network
+    return {**metric, "rows": {str(row): value for row, value in rows.items() if _is_shown(row, is_single)}}
 
 
-def _is_shown(row: RowName) -> bool:
-    is_main = row.kind != "member" and not row.startswith(LOGITS)
+def _is_shown(row: RowName, is_single: bool) -> bool:
+    is_main = (is_single or row.kind != "member") and not row.startswith(LOGITS)
     return is_main and not (row.part and row.part[-1].startswith("aupr"))
 
 

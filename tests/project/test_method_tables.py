@@ -84,3 +84,14 @@ def test_the_power_calculation_of_the_page_uses_the_chosen_settings(
     pooled = np.sqrt(np.mean(np.square(found)))
     assert f"pooled {pooled:.2f}" in fair.power(results)
     assert f"this is {pooled * 1.5:.2f} points" in fair.power(results)  # 1 / (1 - .3 - .3 / 9) = 1.5
+
+
+def test_compact_results_keep_the_rows_of_a_run_of_one_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "studies")
+    compact = importlib.import_module("compact_results").compact
+    detected = {f"member 0 · max_probability · {name}": value for name, value in (("auroc", 0.6), ("aupr_in", 0.7))}
+    several = {**detected, "members together · max_probability · auroc": 0.8}
+    metrics = [{"metric": "ood", "split": "far", "rows": rows} for rows in (detected, several)]
+    one, ensemble = compact({"runs": {"a": {"metrics": metrics}}})["runs"]["a"]["metrics"]
+    assert one["rows"] == {"member 0 · max_probability · auroc": 0.6}
+    assert ensemble["rows"] == {"members together · max_probability · auroc": 0.8}
