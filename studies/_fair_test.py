@@ -1,4 +1,4 @@
-"""Tables of *Does it work?*: the pilot, the choice of settings, the power calculation, and the tests of SharpBalance."""
+"""Tables of *Does it work?*: pilot, choice of settings, power calculation, and the tests of SharpBalance."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def test_tables(results: Sequence[ResultRow], sam_rho: float) -> dict[str, str]:
 
 def more_members(results: Sequence[ResultRow]) -> str:
     """Return the differences from SAM with the same number of members."""
-    numbers, lines = Numbers(results), []
+    numbers, lines, conditions = Numbers(results), list[str](), _conditions(results)
     columns = [MEMBER_ACCURACY, ACCURACY, CORRUPTED_MEMBERS, CORRUPTED]
-    for count in sorted({each["members"] for each in _conditions(results)}):
-        found = {f"{each['method']}, {count} members": each for each in _conditions(results) if each["members"] == count}
+    for count in sorted({each["members"] for each in conditions}):
+        found = {f"{each['method']}, {count} members": each for each in conditions if each["members"] == count}
         made = table(numbers, found, columns, {"members": count, "method": "SAM"}).splitlines()
         lines += made[2 if lines else 0 :]
     return "\n".join(lines)
