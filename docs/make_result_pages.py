@@ -1,4 +1,4 @@
-"""Write the tables of the pages in docs/results from the files in studies/results, or check them (`--check`).
+"""Write tables and pictures of the pages in docs/results from the files in studies/results, or `--check` them.
 
 Reports of studies are generated as a whole. Other pages have hand-written text, and tables between two marks:
 
@@ -13,11 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from _generated import ROOT, write_or_check
+from _interval_picture import Row, interval_picture
 
 sys.path.insert(0, str(ROOT / "studies"))
 
 import _fair_test
 import _joint_results
+import _which_method
 import four_resnets
 import joint_cifar100
 import landscape_cifar10
@@ -61,7 +63,14 @@ TABLES: dict[str, tuple[str, Callable[[Path], Tables]]] = {
     "joint-cifar100": ("joint_cifar100.json", joint),
     "lora-mrpc": ("lora_mrpc.json", lora),
     "sharpbalance-cifar10": ("sharpbalance_cifar10/results.json", sharpbalance),
+    "which-method": ("which_method.json", _which_method.tables),
 }
+
+
+def which_method_picture(file: Path) -> str:
+    rows = [Row(label, accuracy, f"{cost:.0f}") for label, accuracy, cost in _which_method.robustness_and_cost(file)]
+    axis = "accuracy of the ensemble under corruption, %"
+    return interval_picture(rows, axis=axis, note="passes to train", description="Methods by accuracy under corruption")
 
 
 def with_tables(text: str, tables: Tables) -> str:
@@ -85,6 +94,7 @@ def pages() -> dict[Path, str]:
     for page, (file, tables) in TABLES.items():
         path = PAGES / f"{page}.md"
         made[path] = with_tables(path.read_text(encoding="utf-8"), tables(RESULTS / file))
+    made[PAGES.parent / "images" / "which-method.svg"] = which_method_picture(RESULTS / "which_method.json")
     return made
 
 

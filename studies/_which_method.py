@@ -14,7 +14,9 @@ from _method_tables import (
     CORRUPTED,
     ECE,
     ENSEMBLE,
+    MEMBERS,
     NLL,
+    TOGETHER,
     Column,
     Condition,
     Measured,
@@ -25,13 +27,14 @@ from _method_tables import (
 )
 from _results import read_numbers
 
+from plateaux.core.stats.intervals import Interval
 from plateaux.storage.local_store import LocalStore
 from plateaux.studies.claims.contrasts import ResultLike
 from plateaux.studies.results import read_results, results_from_study
 
 PLAIN = {"method": "deep ensemble"}
 OOD = Column("OOD AUROC", "ood", "all", ENSEMBLE)
-TRAINING = Column("passes to train", "total passes", "training", "all", times=1, digits=0, higher_is_better=None)
+TRAINING = Column("passes", "total passes", "training", "all", times=1, digits=0, higher_is_better=None)
 SOUP = "uniform soup of the deep ensemble"
 OOD_SETS = [auroc("AUROC, MNIST %", "mnist"), auroc("AUROC, notMNIST %", "notmnist")]
 # Severities 1, 3 and 5 of noise would not be comparable between studies: each has its own definition of corrupted.
@@ -52,15 +55,28 @@ class OtherStudy:
 def tables(file: Path) -> dict[str, str]:
     """Return the tables of the page, from all results files in the folder of this one."""
     folder = file.parent
-    numbers = Numbers(_with_costs([*results_from_study(folder / "sharpbalance_test.json"), *_further(file)]))
-    methods = {label: each for label, each in _methods(folder).items() if numbers.mean(each, ACCURACY)}
+    numbers, methods = _one_setting(file)
     columns = [ACCURACY, NLL, ECE, CORRUPTED, *OOD_SETS]
-    networks = {"networks": lambda label: str(_networks(methods[label]))}
     return {
-        "means": table(numbers, methods, [*columns, TRAINING], extra=networks),
+        "means": table(numbers, methods, [*columns, TRAINING]),
         "differences": table(numbers, methods, columns, PLAIN),
         "others": _others([*_grid_studies(folder), _joint(folder), _sharpbalance(folder)]),
     }
+
+
+def robustness_and_cost(file: Path) -> list[tuple[str, Interval, float]]:
+    """Return every method but the soup, which is far below, with accuracy under corruption and passes to train."""
+    numbers, methods = _one_setting(file)
+    del methods[SOUP]
+    found = {label: (numbers.mean(each, CORRUPTED), numbers.mean(each, TRAINING)) for label, each in methods.items()}
+    return [(label, accuracy, passes.value) for label, (accuracy, passes) in found.items() if accuracy and passes]
+
+
+def _one_setting(file: Path) -> tuple[Numbers, dict[str, Condition]]:
+    """Return the numbers of the test and of the further methods, which share setting and seeds, and their methods."""
+    folder = file.parent
+    numbers = Numbers(_with_costs([*results_from_study(folder / "sharpbalance_test.json"), *_further(file)]))
+    return numbers, {label: each for label, each in _methods(folder).items() if numbers.mean(each, ACCURACY)}
 
 
 def _methods(folder: Path) -> dict[str, Condition]:
@@ -90,21 +106,24 @@ def _methods(folder: Path) -> dict[str, Condition]:
     }
 
 
-def _networks(condition: Condition) -> int:
-    """Return how many networks compute a prediction."""
-    method = str(condition["method"])
-    return 6 if "6 members" in method else 1 if method == SOUP or method.startswith("one network") else 3
-
-
 def _further(file: Path) -> Iterator[ResultLike]:
     """Yield the results of further methods; those of the deep ensemble are in the test, its soup is a method."""
     for each in results_from_study(file):
-        if each.condition["method"] != "deep ensemble":
+        if str(each.condition["method"]).startswith("one network"):
+            yield _as_ensemble(each)
+        elif each.condition["method"] != "deep ensemble":
             yield each
         elif each.metric.startswith("accuracy of the soup"):
             row = str(each.row).replace("uniform soup", ENSEMBLE)
             metric = each.metric.replace(" of the soup", "")
             yield Measured({"method": SOUP}, each.repetition, metric, each.split, row, each.value)
+
+
+def _as_ensemble(each: ResultLike) -> Measured:
+    """Return a result of a single network under the name that the row of an ensemble has."""
+    row = str(each.row).replace(MEMBERS, ENSEMBLE, 1)
+    row = row.replace("member 0 ·", f"{TOGETHER} ·", 1) if each.metric == "ood" else row
+    return Measured(each.condition, each.repetition, each.metric, each.split, row, each.value)
 
 
 def _with_costs(results: Sequence[ResultLike]) -> list[ResultLike]:

@@ -95,3 +95,21 @@ def test_compact_results_keep_the_rows_of_a_run_of_one_network(monkeypatch: pyte
     one, ensemble = compact({"runs": {"a": {"metrics": metrics}}})["runs"]["a"]["metrics"]
     assert one["rows"] == {"member 0 · max_probability · auroc": 0.6}
     assert ensemble["rows"] == {"members together · max_probability · auroc": 0.8}
+
+
+def test_a_method_is_compared_by_its_ensemble_or_its_only_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "studies")
+    file = ROOT / "studies" / "results" / "which_method.json"
+    lines = importlib.import_module("_which_method").tables(file)["means"].splitlines()
+    cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1] for line in lines[2:]}
+    expected = {"bagging": ("bagging", "ensemble (mean probability)")}
+    expected |= {name: (name, "mean of members") for name in cells if name.startswith("one network")}
+    assert len(expected) == 3
+    for name, (method, row) in expected.items():
+        values = [
+            100 * each.value
+            for each in results_from_study(file)
+            if (each.condition["method"], each.metric, each.split, str(each.row)) == (method, "accuracy", "test", row)
+        ]
+        half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
+        assert cells[name] == f"{np.mean(values):.2f} ± {half:.2f}"
