@@ -130,7 +130,7 @@ def curve(
     results = []
     for repetition, more in enumerate((0.0, 0.02)):
         for sharpness, rho, right in zip((1.0, 2.0, 5.0), radii, fitted, strict=False):
-            at = {"method": "SAM", "width": width, "rho": rho}
+            at = {"method": "SAM", "width": width, "network": f"width {width}", "rho": rho}
             results.append(Result(at, repetition, sharpness, "mean of members", probe, "train"))
             results.append(Result(at, repetition, right, "mean of members", "accuracy", "train"))
             for measure, row in (
@@ -158,7 +158,7 @@ def test_a_power_law_has_its_power_as_slope() -> None:
 
 def test_a_slope_can_be_limited_to_fitted_conditions() -> None:
     results = curve(16, 0.3)
-    sharp = {"method": "SAM", "width": 16, "rho": 0.4}
+    sharp = {"method": "SAM", "width": 16, "network": "width 16", "rho": 0.4}
     for repetition in (0, 1):  # a point that is not fitted, and off the line
         results.append(Result(sharp, repetition, 10.0, "mean of members", "worst_l2(m=128; samples=512)", "train"))
         results.append(Result(sharp, repetition, 0.5, "mean of members", "accuracy", "train"))
