@@ -16,7 +16,6 @@ MEANINGS = {
     "out": "the run folder to write: a path, or an address such as `s3://bucket/runs/demo`",
     "root": "a run folder, or the `Run` that `train` returned",
     "run": "a run folder, or the `Run` that `train` returned",
-    "roots": "run folders: the pool of members to select from",
     "components": "Python objects that replace what the recipe names: data, model, loss",
     "data": "the data, instead of what `data.name` of the recipe names",
     "model": "a function that returns an `nn.Module`, instead of what `model.name` names",
@@ -31,17 +30,13 @@ MEANINGS = {
     "members": "the members to use as the ensemble, in this order; all if not given",
     "ensemble_sizes": "also evaluate ensembles of 1, 2, ... members",
     "limit": "use only the first N samples",
-    "cache_logits": "type of the logits cached in the run folder: `float32`, `float16`, or `no` for no cache",
+    "cache_logits": "type of the logits cached in the run folder: `float32`, `float16`, or `off` for no cache",
     "no_cache": "run forward passes even if the logits are cached",
     "corruption_cache": "a folder for generated corrupted images",
     "device": "`cpu`, `cuda`, `cuda:1`; the best available device if not given",
     "executor": 'options of an executor, such as `{"name": "mesh", "processes": 2}`',
     "options": "how to evaluate: members, limit, cache, device, executor",
-    "seen": "called with the number of finished and of all samples",
-    "say": "called with each message",
-    "tell": "called with each progress event",
     # Single entry points.
-    "calibrate.alphas": "probabilities that a conformal set does not contain the correct class",
     "calibrate.bound": "confidence bound on the risk of accepted predictions: `none`, `clopper-pearson`, `hoeffding`",
     "calibrate.conformal": "the kind of conformal sets: `lac`, `aps`, `raps`",
     "calibrate.fraction": "fraction of the samples to fit on, drawn with the seed",
@@ -70,11 +65,10 @@ MEANINGS = {
     "probe_landscape.probes": "names of probes, with options in parentheses",
     "probe_landscape.split": "`train`, `test` or `validation`",
     "probe_landscape.limit": "number of samples for all probes; each probe's own default if not given",
-    "probe_landscape.augment": "augment samples as in training, in the same way for every member",
-    "probe_landscape.batchnorm": "`eval` uses running statistics, `train` the statistics of each batch",
-    "probe_landscape.normalize_logits": "scale the logits of every sample to norm one before the loss",
+    "ProbeOptions.augment": "augment samples as in training, in the same way for every member",
+    "ProbeOptions.batchnorm": "`eval` uses running statistics, `train` the statistics of each batch",
+    "ProbeOptions.normalize_logits": "scale the logits of every sample to norm one before the loss",
     "robustness.results": "results of `evaluate` on corrupted samples",
-    "robustness.found": "results of `evaluate` on corrupted samples",
     "robustness.baseline": "error rates of a baseline by corruption and severity, for mCE",
     "select_members.size": "number of draws; with `unique`, of different members",
     "select_members.split": "the held-out samples to select on",
@@ -119,6 +113,45 @@ MEANINGS = {
     "Predictions.ood_score": "out-of-distribution scores; larger is further out",
     "Predictions.prediction_set": "conformal sets, if the run is calibrated",
     "Predictions.abstain": "whether to abstain, if the run is calibrated",
+    "Predictions.label": "the predicted classes `[N]`",
+    "Predictions.probabilities": "calibrated probabilities of all classes `[N, C]`",
+    "Predictions.uncertainty": "entropy and mutual information, in nats",
+    "Predictions.class_names": "names of the classes",
+    "Predictions.names": "names of the inputs: files, or ids of samples",
+    "Predictions.ood_score_name": "which out-of-distribution score it is",
+    "Predictions.calibrated": "whether the run is calibrated",
+    "Predictions.remark": "a remark about the predictions, such as a missing calibration",
+    "Predictions.errors": "why an input has no prediction",
+    "Predictions.members_queried": "number of members that a cascade queried for each input",
+    "Predictions.to_records.probabilities": "include the probabilities of all classes",
+    "Predictor.predict_prepared.inputs": "what `prepare` returned",
+    "BatchResult.inputs": "number of inputs",
+    "BatchResult.failed": "inputs with an error instead of a prediction",
+    "BatchResult.abstained": "inputs for which the model abstains",
+    "BatchResult.reused": "inputs that an earlier, interrupted job had predicted",
+    "EvalOptions.require.function": "name of the function, for the error message",
+    "EvalOptions.require.supported": "the fields that it supports",
+    "Calibration.cascade": "the fitted cascade",
+    "Calibration.cascade_ids": "ids of the samples that the cascade was fitted on",
+    "Calibration.ood_reference": "mean and standard deviation of each OOD score on the held-out samples",
+    "Calibration.conformal.alpha": "which of the fitted conformal sets to return",
+    "ProbeOptions.metadata.module": "a member, to see whether it has BatchNorm",
+    "SharpnessAware.perturbed.mask": "samples of the batch to which SAM applies `[B]`; all if not given",
+    "SharpnessAware.step.closure": "computes the loss and its gradient, and returns the loss",
+    "SharpnessAware.zero_grad.set_to_none": "set gradients to `None` instead of zero",
+    "SharpnessAware.load_state_dict.state_dict": "a state of the wrapped optimizer",
+    "SharpnessAware.add_param_group.param_group": "parameters and their options, as for the wrapped optimizer",
+    "SharpBalancePartition.add_scores.member": "number of the member",
+    "SharpBalancePartition.add_scores.scores": "its scores in the order of sample ids, in one array or in parts",
+    "SharpBalancePartition.sam_set.member": "number of the member",
+    "Callback.on_epoch_end.member": "number of the member",
+    "Callback.on_checkpoint.member": "number of the member",
+    "Callback.on_checkpoint.step": "steps completed in this epoch",
+    "Callback.on_partition.partition": "the stored summary of the partition",
+    "DataSplits.preprocessing": "how inputs of a predictor become inputs of the network",
+    "DataSplits.keep_in_run": "store a copy of the samples in the run folder",
+    "Run.begin.accept_changes": "resume although samples or code of the model changed",
+    "Run.record_calibration.digest": "digest of the calibration",
     "metadata": "properties that are stored with the values",
     "Run.store": "the object store that holds the run folder",
     "info": "format, hashes of the members, and properties of the data",
@@ -190,12 +223,10 @@ MEANINGS = {
     "MetricResult.data": "name, fingerprint and number of the samples",
     "DataSplits.train": "source of the training samples",
     "DataSplits.test": "source of the test samples",
-    "Ensemble.members": "the networks",
-    "Ensemble.weights": "weights of the members in the mean; equal if not given",
     "Job.members": "the members that the job trains",
     "Job.start": "epoch and step at which it starts",
     "Job.stop": "epoch at which it ends",
-    "Job.kind": "`train`, `score` or `decide`",
+    "Job.kind": "`train` or `assign`",
     "Job.attempt": "number of earlier attempts",
     "PartitionStatus.epoch": "completed epochs before the partition",
     "PartitionStatus.scored": "members whose scores exist",
@@ -211,15 +242,24 @@ class ParameterTables(griffe.Extension):
     def on_function(self, *, func: griffe.Function, loader: Any, **kwargs: Any) -> None:
         owner = func.name if func.parent is None or func.parent.is_module else f"{func.parent.name}.{func.name}"
         if not func.name.startswith("_"):
-            _add_table(func, owner, [each for each in func.parameters if each.name not in HIDDEN])
+            _add_table(func, owner)
 
     def on_class(self, *, cls: griffe.Class, loader: Any, **kwargs: Any) -> None:
-        if "dataclass" in cls.labels or any("dataclass" in str(each.value) for each in cls.decorators):
-            fields = [each for each in cls.attributes.values() if each.annotation and not each.name.startswith("_")]
-            _add_table(cls, cls.name, fields)
+        _add_table(cls, cls.name)
 
 
-def _add_table(owner: Any, name: str, parameters: list[Any]) -> None:
+def parameters_of(owner: Any) -> list[Any]:
+    """Return the parameters of a function, or the fields of a data class."""
+    if owner.is_function:
+        return [each for each in owner.parameters if each.name not in HIDDEN]
+    if "dataclass" in owner.labels or any("dataclass" in str(each.value) for each in owner.decorators):
+        fields = [each for each in owner.attributes.values() if each.annotation and not each.name.startswith("_")]
+        return [each for each in fields if "property" not in each.labels]
+    return []
+
+
+def _add_table(owner: Any, name: str) -> None:
+    parameters = parameters_of(owner)
     if owner.docstring is None or not parameters:
         return
     sections = owner.docstring.parsed
@@ -234,5 +274,5 @@ def _add_table(owner: Any, name: str, parameters: list[Any]) -> None:
         rows.append(griffe.DocstringParameter(each.name, description=text, annotation=each.annotation, value=value))
     if written:
         written[0].value = rows
-    else:
+    elif any(row.description for row in rows):  # otherwise the table says no more than the signature
         sections.append(griffe.DocstringSectionParameters(rows))
