@@ -118,6 +118,49 @@ def test_what_another_process_has_finished_meanwhile_is_not_done_again(tmp_path:
     assert sum(trained.values()) > 0
 
 
+ANOTHER = """
+import sys
+from plateaux.studies.runner import StudyRunner
+from plateaux.studies.study import Study
+
+StudyRunner(Study.load(sys.argv[1]), sys.argv[2], progress=lambda event: print(event, flush=True)).run()
+"""
+
+
+def test_a_second_process_waits_for_a_run_and_reads_no_deleted_weights(tmp_path: Path) -> None:
+    """Both serve an ensemble of one and of two members from one run, whose weights are deleted at its end."""
+    recipe = Recipe.from_dict({**BASE, "train": {"epochs": 8}})
+    (tmp_path / "base.toml").write_text(recipe.to_toml())
+    lines = [
+        'base = "base.toml"',
+        "keep_weights = false",
+        "grid = {members = [1, 2]}",
+        "evaluate = {metrics = ['nll']}",
+    ]
+    (tmp_path / "study.toml").write_text("\n".join(lines))
+    words = [sys.executable, "-c", ANOTHER, str(tmp_path / "study.toml"), str(tmp_path / "out")]
+    others: list[subprocess.Popen[str]] = []
+    heard: list[str] = []
+
+    def progress(event: ProgressEvent) -> None:
+        if isinstance(event, MemberUpdate) and not others:  # training has begun
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            others.append(subprocess.Popen(words, env=environment, stdout=-1, text=True))
+            for line in others[0].stdout or ():
+                heard.append(line)
+                if "Waiting for another process" in line:
+                    return
+
+    results = StudyRunner(Study.load(tmp_path / "study.toml"), tmp_path / "out", progress=progress).run()
+    rest, _ = others[0].communicate()
+    assert others[0].returncode == 0
+    assert "Waiting for another process" in heard[-1]
+    assert "MemberUpdate" not in "".join([*heard, rest])
+    assert len(results["runs"]) == 2
+    assert read_results(tmp_path / "out") == results
+    assert not list(tmp_path.glob("out/runs/*/members/*/*.safetensors"))
+
+
 def test_answers_to_another_question_are_not_mixed_in(tmp_path: Path) -> None:
     conducted(study(repetitions=2), tmp_path)
     assert {each.repetition for each in results_from_study(tmp_path)} == {0, 1}

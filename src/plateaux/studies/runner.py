@@ -7,8 +7,10 @@ runs/<hash>/      run folders, named by the hash of everything that determines t
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -74,18 +76,19 @@ class StudyRunner:
         self.check()
         self.write({})
         problems: list[str] = []
-        missing, started, done = self.missing(), time.monotonic(), 0.0
-        for number, (spec, trials) in enumerate(missing, start=1):
-            results = self.results()
-            todo = [
-                trial for trial in trials if not self.is_done(trial, results)
-            ]  # another process may work on the same study
+        pending, started, done = self.missing(), time.monotonic(), 0.0
+        total = len(pending)
+        while pending:
+            spec, trials = pending.pop(self._next(pending))
+            todo = self._not_done(trials)
             if not todo:
                 continue
-            left = self._time_left(missing[number - 1 :], started, done)
-            self._log(f"run {number} of {len(missing)}: {todo[0]}{left}")
+            left = self._time_left([spec, *(other for other, _ in pending)], started, done)
+            self._log(f"run {total - len(pending)} of {total}: {todo[0]}{left}")
             try:
-                self.run_one(spec, todo)
+                with self._locked(spec):
+                    if todo := self._not_done(trials):
+                        self.run_one(spec, todo)
             except DivergedError as problem:
                 problems.append(f"{todo[0]}: {problem}")
                 self._log(problems[-1])
@@ -135,6 +138,27 @@ class StudyRunner:
         """Return whether all results of a trial are stored."""
         entry = results.get("runs", {}).get(trial.run)
         return entry is not None and entry.get("evaluation_hash") == self.study.evaluation_hash()
+
+    def _not_done(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Return the trials without results. Another process may work on the same study."""
+        results = self.results()
+        return [trial for trial in trials if not self.is_done(trial, results)]
+
+    def _next(self, pending: Sequence[tuple[RunSpec, Any]]) -> int:
+        """Return the first run that no other process is working on, nor on the run to branch from, or the first one."""
+        free = (at for at, (spec, _) in enumerate(pending) if not any(map(self._is_busy, (spec.folder, spec.prefix))))
+        return next(free, 0)
+
+    def _is_busy(self, folder: str | None) -> bool:
+        return folder is not None and self.store.is_locked(f"runs/{folder}")
+
+    @contextmanager
+    def _locked(self, spec: RunSpec) -> Iterator[None]:
+        """Hold the lock of a run folder, because a finished run without `keep_weights` loses its weights."""
+        if self._is_busy(spec.folder):
+            self._log("Waiting for another process of this study, which is working on this run")
+        with self.store.lock(f"runs/{spec.folder}", timeout=math.inf):
+            yield
 
     def run_one(self, spec: RunSpec, todo: Sequence[Trial]) -> None:
         """Train the missing part of a run, and store the results of the trials that it serves."""
@@ -283,11 +307,11 @@ class StudyRunner:
             if not self.study.keep_weights:
                 _delete_weights(run)
 
-    def _time_left(self, missing: Sequence[tuple[RunSpec, Any]], started: float, done: float) -> str:
+    def _time_left(self, missing: Sequence[RunSpec], started: float, done: float) -> str:
         """Return the estimated remaining time, from the time of the finished runs."""
         if not done:
             return ""
-        more = sum(self._cost(spec) for spec, _ in missing)
+        more = sum(self._cost(spec) for spec in missing)
         return f"; about {format_duration((time.monotonic() - started) * more / done)} left"
 
     def _cost(self, spec: RunSpec) -> float:
