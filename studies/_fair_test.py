@@ -94,10 +94,17 @@ def test_tables(results: Sequence[ResultRow], sam_rho: float) -> dict[str, str]:
         "means": table(numbers, conditions, [*wide, NLL, ECE, PASSES]),
         "from-sam": table(numbers, conditions, [*wide, NLL], sam),
         "from-plain": table(numbers, conditions, [*wide, NLL], plain),
+        "controls": table(numbers, _controls(conditions), wide, conditions["SharpBalance, paper's rule, rho = 0.4"]),
         "severity": table(numbers, conditions, SEVERITIES, sam),
         "repetitions": f"{repetitions(results)} repetitions. Training labels that the deep ensemble fits: "
         f"{numbers.mean(plain, FITTED).value:.1f} %.",  # type: ignore[union-attr]
     }
+
+
+def _controls(conditions: Mapping[str, Condition]) -> dict[str, Condition]:
+    """Return the controls with their best radii, and SAM with the passes of SharpBalance."""
+    names = ("SharpBalance, random sets, rho = 0.4", "SAM, then plain gradients, rho = 0.5", "SAM, 34 epochs")
+    return {name: conditions[name] for name in names}
 
 
 def more_members(results: Sequence[ResultRow]) -> str:

@@ -5,7 +5,7 @@ A cell is the mean over repetitions with half of its 95 % Student-t interval; di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,13 @@ class Numbers:
         """Return the numbers of one condition by repetition."""
         found = self.values.get((column.metric, column.split, column.row), [])
         return {number: column.times * value for own, number, value in found if dict(own) == dict(condition)}
+
+    def only(self, repetitions: Container[int]) -> Numbers:
+        """Return the numbers of some repetitions."""
+        kept = Numbers([])
+        for key, found in self.values.items():
+            kept.values[key] = [each for each in found if each[1] in repetitions]
+        return kept
 
     def mean(self, condition: Condition, column: Column) -> Interval | None:
         numbers = list(self.by_repetition(condition, column).values())

@@ -36,7 +36,9 @@ PLAIN = {"method": "deep ensemble"}
 OOD = Column("OOD AUROC", "ood", "all", ENSEMBLE)
 TRAINING = Column("passes", "total passes", "training", "all", times=1, digits=0, higher_is_better=None)
 SOUP = "uniform soup of the deep ensemble"
-OOD_SETS = [auroc("AUROC, MNIST %", "mnist"), auroc("AUROC, notMNIST %", "notmnist")]
+OOD_SCORES = {"max_probability": "largest probability", "mutual_information": "mutual information"}
+OOD_SETS = {"mnist": "MNIST", "notmnist": "notMNIST"}
+DETECTION = [auroc(f"{of}, {by}", name, score) for score, by in OOD_SCORES.items() for name, of in OOD_SETS.items()]
 # Severities 1, 3 and 5 of noise would not be comparable between studies: each has its own definition of corrupted.
 JOINT_OOD = ("Tiny-ImageNet", "CIFAR-10", "textures", "MNIST", "Fashion-MNIST")
 
@@ -56,10 +58,14 @@ def tables(file: Path) -> dict[str, str]:
     """Return the tables of the page, from all results files in the folder of this one."""
     folder = file.parent
     numbers, methods = _one_setting(file)
-    columns = [ACCURACY, NLL, ECE, CORRUPTED, *OOD_SETS]
+    shared = _shared_repetitions(numbers, methods)
+    columns = [ACCURACY, NLL, ECE, CORRUPTED]
+    detecting = {label: each for label, each in methods.items() if label != SOUP}  # soups were not measured
     return {
-        "means": table(numbers, methods, [*columns, TRAINING]),
+        "means": table(shared, methods, [*columns, TRAINING]),
         "differences": table(numbers, methods, columns, PLAIN),
+        "ood": table(shared, detecting, DETECTION),
+        "ood-differences": table(numbers, detecting, DETECTION, PLAIN),
         "others": _others([*_grid_studies(folder), _joint(folder), _sharpbalance(folder)]),
     }
 
@@ -68,6 +74,7 @@ def robustness_and_cost(file: Path) -> list[tuple[str, Interval, float]]:
     """Return every method but the soup, which is far below, with accuracy under corruption and passes to train."""
     numbers, methods = _one_setting(file)
     del methods[SOUP]
+    numbers = _shared_repetitions(numbers, methods)
     found = {label: (numbers.mean(each, CORRUPTED), numbers.mean(each, TRAINING)) for label, each in methods.items()}
     return [(label, accuracy, passes.value) for label, (accuracy, passes) in found.items() if accuracy and passes]
 
@@ -77,6 +84,12 @@ def _one_setting(file: Path) -> tuple[Numbers, dict[str, Condition]]:
     folder = file.parent
     numbers = Numbers(_with_costs([*results_from_study(folder / "sharpbalance_test.json"), *_further(file)]))
     return numbers, {label: each for label, each in _methods(folder).items() if numbers.mean(each, ACCURACY)}
+
+
+def _shared_repetitions(numbers: Numbers, methods: Mapping[str, Condition]) -> Numbers:
+    """Return the numbers of the repetitions that all methods have: means over others cannot be compared."""
+    own = [numbers.by_repetition(each, ACCURACY).keys() for each in methods.values()]
+    return numbers.only(set.intersection(*map(set, own)))
 
 
 def _methods(folder: Path) -> dict[str, Condition]:
@@ -122,7 +135,8 @@ def _further(file: Path) -> Iterator[ResultLike]:
 def _as_ensemble(each: ResultLike) -> Measured:
     """Return a result of a single network under the name that the row of an ensemble has."""
     row = str(each.row).replace(MEMBERS, ENSEMBLE, 1)
-    row = row.replace("member 0 ·", f"{TOGETHER} ·", 1) if each.metric == "ood" else row
+    if each.metric == "ood" and "mutual_information" not in row:  # which is zero for one network
+        row = row.replace("member 0 ·", f"{TOGETHER} ·", 1)
     return Measured(each.condition, each.repetition, each.metric, each.split, row, each.value)
 
 

@@ -113,3 +113,25 @@ def test_a_method_is_compared_by_its_ensemble_or_its_only_network(monkeypatch: p
         ]
         half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
         assert cells[name] == f"{np.mean(values):.2f} ± {half:.2f}"
+
+
+def test_means_are_over_the_repetitions_that_all_methods_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "studies")
+    results = ROOT / "studies" / "results"
+    tables = importlib.import_module("_which_method").tables(results / "which_method.json")
+    for name, metric, split, row in (
+        ("means", "accuracy", "test", "ensemble (mean probability)"),
+        ("ood", "ood", "mnist (mnist)", "members together · max_probability · auroc"),
+    ):
+        values = [
+            100 * each.value
+            for each in results_from_study(results / "sharpbalance_test.json")
+            if (each.metric, each.split, str(each.row)) == (metric, split, row)
+            and each.condition["method"] == "deep ensemble"
+            and each.repetition < 5  # which_method.toml has five repetitions, the test ten
+        ]
+        assert len(values) == 5
+        assert f"| deep ensemble | {np.mean(values):.2f} ±" in tables[name]
+    networks = [line for line in tables["ood"].splitlines() if line.startswith("| one network")]
+    assert len(networks) == 2
+    assert all(line.endswith("|  |  |") for line in networks), "one network has no mutual information"
