@@ -7,10 +7,8 @@ runs/<hash>/      run folders, named by the hash of everything that determines t
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -40,6 +38,7 @@ from plateaux.storage.run_info import AutotuneInfo, DataInfo
 from plateaux.studies.packed_results import encode_results
 from plateaux.studies.planning import RunSpec, Trial, plan_runs, plan_trials
 from plateaux.studies.results import RESULTS, cost_rows, read_results, to_stored
+from plateaux.studies.run_locks import locked, next_free
 from plateaux.studies.soup import evaluate_soup
 from plateaux.studies.study import Study
 from plateaux.training.autotune import autotune
@@ -79,14 +78,14 @@ class StudyRunner:
         pending, started, done = self.missing(), time.monotonic(), 0.0
         total = len(pending)
         while pending:
-            spec, trials = pending.pop(self._next(pending))
+            spec, trials = pending.pop(next_free(self.store, [spec for spec, _ in pending]))
             todo = self._not_done(trials)
             if not todo:
                 continue
             left = self._time_left([spec, *(other for other, _ in pending)], started, done)
             self._log(f"run {total - len(pending)} of {total}: {todo[0]}{left}")
             try:
-                with self._locked(spec):
+                with locked(self.store, spec, self._log):
                     if todo := self._not_done(trials):
                         self.run_one(spec, todo)
             except DivergedError as problem:
@@ -110,18 +109,7 @@ class StudyRunner:
         get_probes(self.study.landscape.probes, trust=self.components.trust)
         recipes = {fingerprint(spec.recipe.to_dict()["data"]): spec.recipe for spec in self.runs if data}
         for recipe in recipes.values():
-            self._check_splits(recipe)
-
-    def _check_splits(self, recipe: Recipe) -> None:
-        evaluation, landscape = self.study.evaluate, self.study.landscape
-        info = DataInfo.from_splits(build_data(recipe, self.components))
-        names = [*(evaluation.splits if evaluation.metrics else ()), *evaluation.corruptions]
-        eval_splits(recipe, info, names, components=self.components)
-        if landscape.probes:
-            eval_split(recipe, info, landscape.split)
-        suites, _ = parse_ood_suites(evaluation.ood, info.name)
-        for name in dict.fromkeys(name for names in suites.values() for name in names):
-            ood_splits(recipe, info, name, "", self.components)
+            _check_splits(self.study, recipe, self.components)
 
     def missing(self) -> list[tuple[RunSpec, list[Trial]]]:
         """Return the runs with missing results and their trials, in the order of training."""
@@ -143,22 +131,6 @@ class StudyRunner:
         """Return the trials without results. Another process may work on the same study."""
         results = self.results()
         return [trial for trial in trials if not self.is_done(trial, results)]
-
-    def _next(self, pending: Sequence[tuple[RunSpec, Any]]) -> int:
-        """Return the first run that no other process is working on, nor on the run to branch from, or the first one."""
-        free = (at for at, (spec, _) in enumerate(pending) if not any(map(self._is_busy, (spec.folder, spec.prefix))))
-        return next(free, 0)
-
-    def _is_busy(self, folder: str | None) -> bool:
-        return folder is not None and self.store.is_locked(f"runs/{folder}")
-
-    @contextmanager
-    def _locked(self, spec: RunSpec) -> Iterator[None]:
-        """Hold the lock of a run folder, because a finished run without `keep_weights` loses its weights."""
-        if self._is_busy(spec.folder):
-            self._log("Waiting for another process of this study, which is working on this run")
-        with self.store.lock(f"runs/{spec.folder}", timeout=math.inf):
-            yield
 
     def run_one(self, spec: RunSpec, todo: Sequence[Trial]) -> None:
         """Train the missing part of a run, and store the results of the trials that it serves."""
@@ -318,6 +290,19 @@ class StudyRunner:
         return sum(
             count_passes(spec.recipe, number, components=self.components) for number in range(spec.recipe.members)
         )
+
+
+def _check_splits(study: Study, recipe: Recipe, components: Components) -> None:
+    """Raise an error for splits that a recipe's data do not have."""
+    evaluation, landscape = study.evaluate, study.landscape
+    info = DataInfo.from_splits(build_data(recipe, components))
+    names = [*(evaluation.splits if evaluation.metrics else ()), *evaluation.corruptions]
+    eval_splits(recipe, info, names, components=components)
+    if landscape.probes:
+        eval_split(recipe, info, landscape.split)
+    suites, _ = parse_ood_suites(evaluation.ood, info.name)
+    for name in dict.fromkeys(name for names in suites.values() for name in names):
+        ood_splits(recipe, info, name, "", components)
 
 
 def _delete_weights(run: Run) -> None:
