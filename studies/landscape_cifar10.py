@@ -4,6 +4,7 @@
     python studies/landscape_cifar10.py runs/landscape --table    # the table of the results so far
     python studies/landscape_cifar10.py runs/landscape --draw     # pictures of every run, in its folder
     python studies/landscape_cifar10.py runs/landscape --results studies/results/landscape_cifar10.json
+    python studies/landscape_cifar10.py runs/landscape --known studies/results/landscape_cifar10.json   # only the rest
     python studies/landscape_cifar10.py studies/results/landscape_cifar10.json --table    # the table of a results file
 
 Three members each, 15 epochs without augmentation. Probes use 512 training images, those of curvature 128. Results are
@@ -59,7 +60,7 @@ def recipe_for(method: dict[str, Any], *, members: int, quick: bool) -> plateaux
                 "validate_every": 2 if quick else 15,
                 "memory_format": "channels_last",
             },
-            "executor": {"processes": 1 if quick else 2, "threads": 1},
+            "executor": {"processes": 1, "threads": 1},
         }
     )
 
@@ -75,24 +76,28 @@ def probe_names(*, quick: bool) -> list[str]:
 class Study:
     """All runs below one folder, and their results."""
 
-    def __init__(self, root: Path, members: int, quick: bool) -> None:
-        self.root, self.members, self.quick = root, members, quick
+    def __init__(self, root: Path, members: int, quick: bool, known: Numbers | None = None) -> None:
+        self.root, self.members, self.quick, self.known = root, members, quick, known or {}
         self.store = LocalStore(root)
 
     def run(self) -> None:
-        """Train and measure what is missing: two processes of one thread each."""
-        for name, method in CONDITIONS.items():
-            plateaux.train(recipe_for(method, members=self.members, quick=self.quick), self.root / name)
-            print(f"{name} is trained", flush=True)
+        """Train and measure what is missing: a condition at a time in each of two processes of one thread."""
+        missing = [name for name in reversed(CONDITIONS) if not self.is_known(name)]  # SAM takes longer: first
         if self.quick:
-            for name in CONDITIONS:
+            for name in missing:
                 self.measure(name)
         else:
             with ProcessPoolExecutor(2, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-                list(pool.map(self.measure, CONDITIONS))
+                list(pool.map(self.measure, missing))
+
+    def is_known(self, name: str) -> bool:
+        """Return whether a condition was trained and measured before, as a results file says."""
+        return set(probe_names(quick=self.quick)) <= set(self.known.get(name, {}).get("probes", {}))
 
     def measure(self, name: str) -> None:
-        """Run the probes on a condition that have no results yet."""
+        """Train a condition, and run the probes on it that have no results yet."""
+        plateaux.train(recipe_for(CONDITIONS[name], members=self.members, quick=self.quick), self.root / name)
+        print(f"{name} is trained", flush=True)
         for probe in probe_names(quick=self.quick):
             found = self.results(name)
             if probe not in found:
@@ -116,7 +121,9 @@ class Study:
         """Return the results of all conditions, and the training accuracy of member 0 in the last epoch."""
         found = {}
         for name in CONDITIONS:
-            if self.store.has(f"{name}/run.json"):
+            if self.is_known(name):
+                found[name] = self.known[name]
+            elif self.store.has(f"{name}/run.json"):
                 log = plateaux.Run.open(self.root / name).log(0)
                 accuracy = [each["train accuracy"] for each in log if "train accuracy" in each]
                 found[name] = {"training accuracy": accuracy[-1] if accuracy else None, "probes": self.results(name)}
@@ -186,9 +193,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="256 images, 2 epochs, 2 members: to see that it runs")
     parser.add_argument("--table", action="store_true", help="only print the results so far")
     parser.add_argument("--results", type=Path, help="only write the results so far to this file")
+    parser.add_argument("--known", type=Path, help="a results file; its conditions are not run again")
     parser.add_argument("--draw", action="store_true", help="only draw pictures of what is trained")
     args = parser.parse_args()
-    study = Study(args.root, 2 if args.quick else args.members, args.quick)
+    known = read_numbers(args.known, STUDY) if args.known else None
+    study = Study(args.root, 2 if args.quick else args.members, args.quick, known)
     if args.draw:
         study.draw()
         return

@@ -15,6 +15,7 @@ from reference import cascade as reference
 
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError, StorageError
+from plateaux.core.registry import dataset
 from plateaux.data.corruptions.corrupt import CORRUPTIONS
 from plateaux.data.sources import from_tensors
 from plateaux.ensembles import cascade as cascades
@@ -245,6 +246,9 @@ def test_other_datasets_need_no_labels_and_have_no_guarantee(run: Path) -> None:
     assert other.definition == "the guarantee of the cascade does not hold for out-of-distribution inputs"
     assert other.data["guaranteed"] is False
     assert other.rows[ROW.with_part("members queried")] == own.rows[ROW.with_part("members queried")]
+    x = dataset.get("digits")().test.fetch(torch.arange(20))[0]
+    _, array = evaluate_cascade(run, suites={"near": {"first 20": x}})
+    assert (array.split, array.data["samples"]) == ("first 20 (near)", 20)
     text = to_markdown([own, other])
     assert "digits: cascade" in text
     assert "does not hold" in text

@@ -142,6 +142,10 @@ def test_the_landscape_study_runs_resumes_and_prints_its_table(tmp_path: Path, s
     assert "in the last epoch: deep_ensemble " in done.stdout
     again = script(*done.args[1:], "--table")
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
+    script(*done.args[1:], "--results", str(tmp_path / "results.json"))
+    elsewhere = script(done.args[1], str(tmp_path / "elsewhere"), "--quick", "--known", str(tmp_path / "results.json"))
+    assert elsewhere.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
+    assert not (tmp_path / "elsewhere").exists(), "what is known is neither trained nor measured again"
 
 
 @pytest.mark.slow

@@ -22,11 +22,11 @@ from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.evaluation.calibration import Calibration, check_same_weights, without_fitted
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.ood import Suites, skip_missing_data
+from plateaux.evaluation.ood_sets import Suites, open_suites, skip_missing_data
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.splits import EvalSplit, eval_splits, ood_set_names, ood_splits
+from plateaux.evaluation.splits import EvalSplit, eval_splits
 from plateaux.storage.run import Run, RunLike
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def evaluate_cascade(
     Args:
         run: A run, its folder, or its URL.
         split: "test", "validation", "corrupted", "corrupted:fog:3", or several.
-        suites: Out-of-distribution datasets by suite: {"near": ["cifar100"], "far": ["mnist"]}.
+        suites: OOD sets by suite, as names or as inputs by name: `{"near": ["cifar100"], "far": {"noise": x}}`.
         skip_missing: Skip datasets that are not available, instead of an error.
         exclude_calibration_ids: Leave out the samples that the calibration was fitted on, instead of an error.
         data: The data that the run was trained with, if passed in Python.
@@ -78,10 +78,10 @@ def evaluate_cascade(
         if evaluator.split_fingerprint(target) == calibration.fingerprint:
             outputs = without_fitted(outputs, calibration, target.name, exclude=exclude_calibration_ids)
         results.append(_result(evaluator, target, outputs, calibration))
-    for suite, datasets in suites.items():
-        for name in ood_set_names(evaluator.data_info, datasets):
+    for sets in open_suites(evaluator, suites).values():
+        for name, open_splits in sets:
             with skip_missing_data(name, skip=skip_missing):
-                for target in ood_splits(evaluator.recipe, evaluator.data_info, name, suite, components):
+                for target in open_splits():
                     outputs = predict_all(evaluator, target, progress=progress)
                     results.append(_result(evaluator, target, outputs, calibration))
     for result in results:

@@ -120,7 +120,7 @@ class Evaluator(LoadedRun):
         identity = self.split_identity(split)
         cache = self._cache(identity)
         logger.debug("%s: cached logits are looked up in %s", split.name, self.run.store.root / cache.folder)
-        needs_forward = self.options.no_cache or not self._may_cache or not cache.has(self.hashes, outputs)
+        needs_forward = self.options.no_cache or not self._may_cache(split) or not cache.has(self.hashes, outputs)
         if not all_reduce_max(self.executor, int(needs_forward)):  # all processes read the cache, or none
             ids, dtype = cache.ids(), cache.dtype(self.hashes)
             self._check_not_selected_on(identity, ids)
@@ -137,7 +137,7 @@ class Evaluator(LoadedRun):
         batches = eval_batches(self.recipe, data, source, ids, device=self.device, shard=self.executor.shard)
         stream = mask_classes(run_members(self.executor, self.modules, batches, outputs), split.classes)
         stream = require_finite(stream, self.executor, self.numbers, split.name, self._explain_nonfinite)
-        if self.options.cache_logits != "off" and self._may_cache:
+        if self.options.cache_logits != "off" and self._may_cache(split):
             precision = {"float32": torch.float32, "float16": DTYPES["fp16"]}[self.options.cache_logits]
             writer = PredictionWriter(cache, self.hashes, precision, len(ids), prediction_cache.MAX_CACHE_BYTES)
             stream = writer.record(stream, self.executor)
@@ -146,7 +146,7 @@ class Evaluator(LoadedRun):
     def is_cached(self, split: EvalSplit, metrics: Mapping[str, Metric]) -> bool:
         """Return whether all outputs that these metrics need are cached."""
         outputs = list(dict.fromkeys(metric.output for metric in metrics.values()))
-        return self._may_cache and self._cache(self.split_identity(split)).has(self.hashes, outputs)
+        return self._may_cache(split) and self._cache(self.split_identity(split)).has(self.hashes, outputs)
 
     def open_ids(self, split: EvalSplit) -> tuple[dict[str, Any], torch.Tensor]:
         """Return a description of the samples and their ids, after checking that they are the run's own."""
@@ -212,11 +212,12 @@ class Evaluator(LoadedRun):
         self._check_not_selected_on(identity, ids)
         return source, ids
 
-    @property
-    def _may_cache(self) -> bool:
+    def _may_cache(self, split: EvalSplit) -> bool:
         """Whether the cache can identify weights and samples: not with a Python model, or samples without a hash."""
         data = self.components.data
         sources = [] if data is None else [data.train, data.test]
+        if not split.is_own:
+            sources.append(self.open_split(split)[0])
         return self.components.model is None and all(source.has_content_hash for source in sources)
 
     def check_same_data(self, split: EvalSplit, source: Source, identity: Mapping[str, Any]) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from plateaux.config.components import Components, Model
-from plateaux.core.errors import DataError, RecipeError, UnknownNameError, suggest
+from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.method import LossFn
 from plateaux.core.metric import Metric
 from plateaux.core.process_info import is_rank_zero
@@ -24,9 +23,10 @@ from plateaux.ensembles.ood_scores import DEFINITION, OOD_SCORES, compare
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator, RunSums
 from plateaux.evaluation.metric_specs import get_metrics
+from plateaux.evaluation.ood_sets import Suites, open_suites, skip_missing_data
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.splits import eval_split, ood_set_names, ood_splits
+from plateaux.evaluation.splits import eval_split
 from plateaux.storage.run import Run, RunLike
 
 OPENOOD = {  # the near and far sets of OpenOOD 1.5, by the dataset of the run
@@ -38,8 +38,6 @@ LABEL_FREE = (  # metrics that need no labels, so that they can be computed on O
     "expected_entropy",
 )
 MAX_NAMED = 6  # sets that the name of their mean lists
-Suites = Mapping[str, Sequence[str]]
-"""Datasets by suite: {"near": ["cifar100"], "far": ["mnist", "textures32"]}."""
 logger = logging.getLogger(__name__)
 
 
@@ -84,8 +82,9 @@ def detect_ood(
 
     Args:
         run: A run, its folder, or its URL.
-        suites: Datasets by suite: {"near": ["cifar100"], "far": ["mnist", "textures32"]}; `corrupted:all:5` means the
-            run's own test samples under each of 15 corruptions at severity 5.
+        suites: OOD sets by suite, as names or as inputs by name: `{"near": ["cifar100"], "far": {"noise": x}}`. The
+            name `corrupted:all:5` means the run's own test samples under each of 15 corruptions at severity 5. Inputs
+            are arrays, tensors, pandas, or a torch `Dataset`, prepared as the inputs of the run.
         metrics: Metrics that need no labels, to compute on the OOD samples of each dataset: "unique", "pds", ...
         skip_missing: Skip datasets that are not available, instead of an error.
         data: The data that the run was trained with, if passed in Python.
@@ -101,6 +100,7 @@ def detect_ood(
         if name not in LABEL_FREE:
             raise RecipeError(f"The metric {name!r} cannot be computed without labels; {suggest(name, LABEL_FREE)}")
     evaluator = Evaluator(Run.open(run), components=components, options=options)
+    opened = open_suites(evaluator, suites)
     everyone = tuple(range(len(evaluator.numbers)))
     wanted = get_metrics(metrics) if metrics else {}
     extra = {name: metric for name, metric in wanted.items() if len(everyone) >= metric.min_members}
@@ -108,11 +108,11 @@ def detect_ood(
     test = eval_split(evaluator.recipe, evaluator.data_info, "test")
     inside, metadata = evaluator.accumulate(test, {"ood": SCORES}, subsets, progress=progress)
     results: list[MetricResult] = []
-    for suite, names in suites.items():
+    for suite, sets in opened.items():
         in_suite: list[MetricResult] = []
-        for name in ood_set_names(evaluator.data_info, names):
+        for name, open_splits in sets:
             with skip_missing_data(name, skip=skip_missing):
-                for split in ood_splits(evaluator.recipe, evaluator.data_info, name, suite, components):
+                for split in open_splits():
                     outside, other = evaluator.accumulate(split, {"ood": SCORES, **extra}, subsets, progress=progress)
                     title = f"{split.name} ({suite})"
                     if "resized" in other:
@@ -132,17 +132,6 @@ def detect_ood(
         for result in results:
             evaluator.write(result)
     return Evaluation(results)
-
-
-@contextmanager
-def skip_missing_data(name: str, *, skip: bool) -> Iterator[None]:
-    """Log that a dataset is not available and continue after the block, or raise the error."""
-    try:
-        yield
-    except (DataError, UnknownNameError) as problem:
-        if not skip:
-            raise
-        logger.warning("%s is skipped: %s", name, problem)
 
 
 def _rows(

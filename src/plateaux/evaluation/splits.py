@@ -246,6 +246,10 @@ class ResizedSource(Source):
             return None
         return " to ".join("x".join(map(str, shape)) for shape in (self.original, self.shape))
 
+    @property
+    def has_content_hash(self) -> bool:
+        return self.inner.has_content_hash
+
     def __len__(self) -> int:
         return len(self.inner)
 

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.errors import DataError
+from plateaux.core.types import Inputs
+from plateaux.data.user_arrays import convert_inputs
 
 
 def is_pandas(value: Any) -> bool:
@@ -32,6 +34,11 @@ def read_table(x: Any) -> NDArray[np.float32]:
             "in x = x.fillna(x.median()), or remove these rows from x and y."
         )
     return table
+
+
+def convert_table_or_arrays(x: Any, what: str = "x") -> Inputs:
+    """Return a DataFrame, arrays, or tensors as the inputs of a data set."""
+    return convert_inputs(read_table(x) if is_pandas(x) else x, what)
 
 
 def read_labels(y: Any) -> NDArray[Any]:

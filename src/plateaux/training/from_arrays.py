@@ -18,9 +18,9 @@ from plateaux.core.formatting import format_size
 from plateaux.core.types import Inputs, derive_seed, map_tensors
 from plateaux.data.samples import collate, describe_sample
 from plateaux.data.sources import DataSplits, InMemorySource, from_dataset
-from plateaux.data.user_arrays import convert_inputs, convert_labels, mean_and_std
+from plateaux.data.user_arrays import convert_labels, mean_and_std
 from plateaux.integrations.dataset_columns import is_hugging_face, read_columns, train_and_test
-from plateaux.integrations.pandas_tables import is_pandas, read_labels, read_table
+from plateaux.integrations.pandas_tables import convert_table_or_arrays, is_pandas, read_labels
 
 MAX_STORED_BYTES = 1 << 30
 MIN_SAMPLES = 4
@@ -70,7 +70,7 @@ def from_arrays(
         raise DataError(f"x is a {type(x).__name__} without labels: give y, one label for each sample.")
     else:
         names = ()
-    train = _convert_inputs(x, "x"), _read_labels(y, "y")
+    train = convert_table_or_arrays(x, "x"), _read_labels(y, "y")
     tests = None if isinstance(test, int | float) else _read_test(test, inputs, label)
     data = _build(train, tests, test, classes=classes, names=names, seed=seed)
     if standardize:
@@ -154,10 +154,6 @@ def _from_dataset(dataset: Any, test: Any, classes: int | None, seed: int) -> Da
     return from_dataset(train, test, classes=count, shape=shape, name=name, labels=labels)
 
 
-def _convert_inputs(x: Any, what: str) -> Inputs:
-    return convert_inputs(read_table(x) if is_pandas(x) else x, what)
-
-
 def _read_labels(y: Any, what: str) -> NDArray[Any]:
     """Return the raw labels as an array."""
     try:
@@ -187,7 +183,7 @@ def _read_test(test: Any, inputs: str | Sequence[str] | None, label: str | None)
             f"test is a {type(test).__name__}: give a fraction such as 0.2, a pair (x, y), or a data set of the same "
             "kind as x."
         )
-    return _convert_inputs(x, "test x"), _read_labels(y, "test y")
+    return convert_table_or_arrays(x, "test x"), _read_labels(y, "test y")
 
 
 def _tensors(dataset: TensorDataset) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,109 @@
+"""OOD sets by suite: names of data sets, or arrays, tensors, pandas, and a torch `Dataset` of a user."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from plateaux.core.errors import DataError, RecipeError, UnknownNameError
+from plateaux.core.types import Inputs
+from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource, Source
+from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.splits import EvalSplit, ResizedSource, ood_set_names, ood_splits
+from plateaux.integrations.pandas_tables import convert_table_or_arrays
+
+Suites = Mapping[str, Sequence[str] | Mapping[str, Any]]
+"""OOD sets by suite, as names or as inputs by name: `{"near": ["cifar100"], "far": {"noise": x}}`."""
+OpenSplits = Callable[[], list[EvalSplit]]
+logger = logging.getLogger(__name__)
+
+
+def open_suites(evaluator: Evaluator, suites: Suites) -> dict[str, list[tuple[str, OpenSplits]]]:
+    """Return the name of each OOD set and what opens it, by suite.
+
+    Opening a set fails if its files are missing. Inputs that do not fit the run are an error here, so that they are not
+    skipped as missing.
+    """
+    return {suite: _open_suite(evaluator, suite, sets) for suite, sets in suites.items()}
+
+
+@contextmanager
+def skip_missing_data(name: str, *, skip: bool) -> Iterator[None]:
+    """Log that a dataset is not available and continue after the block, or raise the error."""
+    try:
+        yield
+    except (DataError, UnknownNameError) as problem:
+        if not skip:
+            raise
+        logger.warning("%s is skipped: %s", name, problem)
+
+
+def _open_suite(
+    evaluator: Evaluator, suite: str, sets: Sequence[str] | Mapping[str, Any]
+) -> list[tuple[str, OpenSplits]]:
+    if isinstance(sets, Mapping):
+        splits = [array_split(name, suite, x, evaluator.data) for name, x in sets.items()]
+        return [(split.name, partial(list, [split])) for split in splits]
+    if isinstance(sets, str) or not isinstance(sets, Sequence):
+        example = f'["{sets}"]' if isinstance(sets, str) else '{"noise": x}'
+        raise RecipeError(
+            f"The OOD suite {suite!r} is a {type(sets).__name__}: give a list of names of data sets, or inputs by "
+            f'name, such as {{"{suite}": {example}}}'
+        )
+    recipe, info, components = evaluator.recipe, evaluator.data_info, evaluator.components
+    return [(name, partial(ood_splits, recipe, info, name, suite, components)) for name in ood_set_names(info, sets)]
+
+
+def array_split(name: str, suite: str, x: Any, data: DataSplits) -> EvalSplit:
+    """Return inputs as an OOD set. Images may have another size than those of the run; all else must be equal."""
+    source = _open(x, name)
+    if not len(source):
+        raise DataError(f"The OOD set {name!r} has no samples")
+    first = torch.zeros(1, dtype=torch.int64)
+    found, expected = source.fetch(first)[0], data.test.fetch(first)[0]
+    if _layout(found) != _layout(expected):
+        if not _can_be_resized(found, expected):
+            raise DataError(
+                f"A sample of the OOD set {name!r} is {_layout(found)}, but a test sample of the run is "
+                f"{_layout(expected)}: prepare x as the inputs that the run was trained with. Only the size of images "
+                "may differ, and gray images may replace color images or the reverse"
+            )
+        assert isinstance(found, Tensor)
+        source = ResizedSource(source, data.shape, tuple(found.shape[1:]))
+    return EvalSplit(name, suite, lambda *_: (source, torch.arange(len(source))), {"name": name}, labeled=False)
+
+
+def _open(x: Any, name: str) -> Source:
+    if isinstance(x, IterableDataset):
+        raise DataError(
+            f"The OOD set {name!r} is an IterableDataset: use a map-style Dataset, because samples need ids"
+        )
+    if isinstance(x, Dataset):
+        return DatasetSource(x, name=name)
+    inputs = convert_table_or_arrays(x, f"The OOD set {name!r}")
+    length = len(inputs if isinstance(inputs, Tensor) else next(iter(inputs.values())))
+    return InMemorySource(inputs, torch.zeros(length, dtype=torch.int64))  # labels of OOD samples are not used
+
+
+def _layout(x: Inputs) -> str:
+    """Return dtype and shape of the only sample in a batch."""
+    if isinstance(x, Mapping):
+        return "{" + ", ".join(f"{key}: {_layout(value)}" for key, value in x.items()) + "}"
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape[1:])}"
+
+
+def _can_be_resized(found: Inputs, expected: Inputs) -> bool:
+    """Whether both are images of the same dtype with channels that `ResizedSource` can convert."""
+    if not isinstance(found, Tensor) or not isinstance(expected, Tensor) or found.dtype != expected.dtype:
+        return False
+    if found.dim() != 4 or expected.dim() != 4:
+        return False
+    channels, wanted = found.shape[1], expected.shape[1]
+    return channels in (1, wanted) or (channels, wanted) == (3, 1)
