@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import Array2D, ClassLabel, DatasetDict, Features, Image, Value
+from datasets import Array2D, Array3D, ClassLabel, DatasetDict, Features, Image, Value
 from datasets import Dataset as HuggingFaceDataset
 
 import plateaux
@@ -80,6 +80,37 @@ def test_a_dataset_dict_has_its_own_test_split() -> None:
     assert len(data.train) == N
 
 
+@pytest.mark.parametrize("kind", ["array", "lists"])
+def test_an_array_column_keeps_its_dtype(kind: str) -> None:
+    """Arrays and nested lists of uint8 are images, like the same NumPy array."""
+    pixels = np.random.default_rng(0).integers(0, 256, (N, 3, 4, 5), dtype=np.uint8)
+    feature = Array3D((3, 4, 5), "uint8") if kind == "array" else [[[Value("uint8")]]]
+    features = Features({"x": feature, "label": Value("int64")})
+    dataset = HuggingFaceDataset.from_dict({"x": pixels.tolist(), "label": LABELS}, features=features)
+    data, expected = plateaux.from_arrays(dataset, inputs="x"), plateaux.from_arrays(pixels, LABELS)
+    assert (data.shape, len(data.mean)) == ((3, 4, 5), 3)
+    assert data.mean == expected.mean
+    assert data.train.fingerprint() == expected.train.fingerprint()
+
+
+@pytest.mark.parametrize("inputs", [None, "age"])
+def test_one_column_of_integers_is_a_table(inputs: str | None) -> None:
+    dataset = table(age=list(range(N)))
+    expected = plateaux.from_arrays(np.arange(N, dtype="float32")[:, None], LABELS)
+    data = plateaux.from_arrays(dataset, inputs=inputs)
+    assert data.train.fingerprint() == expected.train.fingerprint()
+    assert data.mean == expected.mean
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8"])
+def test_tokens_alone_stay_tokens(dtype: str) -> None:
+    features = Features({"input_ids": [Value(dtype)], "label": Value("int64")})
+    rows = {"input_ids": [[i, 1] for i in range(N)], "label": LABELS}
+    x, _ = plateaux.from_arrays(HuggingFaceDataset.from_dict(rows, features=features)).train.fetch(torch.arange(2))
+    assert isinstance(x, dict)
+    assert x["input_ids"].dtype == torch.int64
+
+
 def test_a_torch_format_changes_nothing() -> None:
     dataset = table(a=list(range(N)))
     assert (
@@ -103,6 +134,7 @@ def test_an_array_column_is_used_alone() -> None:
         (table(a=[1] * N), {"label": "lable"}, "did you mean 'label'"),
         (HuggingFaceDataset.from_dict({"a": [1], "b": [2]}), {}, "label column is not clear"),
         (table(input_ids=[[1] * (1 + i % 2) for i in range(N)]), {}, "2 shapes"),
+        (table(x=[[1, 2]] * 9 + [[1, None]]), {"inputs": "x"}, "'x' has a sample that is no array of int64.*filter"),
         (DatasetDict(validation=table(a=[1] * N)), {}, "pass one of them"),
     ],
 )

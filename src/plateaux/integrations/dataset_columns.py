@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plateaux.core.errors import DataError, suggest
+from plateaux.core.errors import DataError, first_line, suggest
 
 LABEL_NAMES = ("label", "labels")
 TOKEN_COLUMNS = ("input_ids", "attention_mask", "token_type_ids")
@@ -44,11 +44,11 @@ def read_columns(
     names = _find_inputs(others) if inputs is None else [inputs] if isinstance(inputs, str) else list(inputs)
     names = [_check_name(dataset, name) for name in names]
     plain = dataset.with_format(None)
-    is_table = len(names) > 1 and all(_is_number(dataset.features[name]) for name in names)
-    if is_table:
+    is_token = len(names) == 1 and names[0] in TOKEN_COLUMNS
+    if not is_token and all(_is_number(dataset.features[name]) for name in names):
         columns = [np.asarray(plain[name][:], dtype=np.float32) for name in names]
         x: Inputs = np.stack(columns, 1)
-    elif len(names) == 1 and names[0] not in TOKEN_COLUMNS:
+    elif len(names) == 1 and not is_token:
         x = _read_column(plain, names[0])
     else:
         x = {name: _read_column(plain, name) for name in names}
@@ -95,7 +95,7 @@ def _read_column(dataset: Any, name: str) -> NDArray[Any]:
             f"tokenizer(rows[{name!r}], truncation=True, padding='max_length', max_length=128), batched=True)."
         )
     else:
-        rows = [np.asarray(row) for row in dataset[name]]
+        rows = _read_rows(dataset[name], None if name in TOKEN_COLUMNS else _find_dtype(feature), name)
     shapes = sorted({row.shape for row in rows})
     if len(shapes) != 1:
         raise DataError(
@@ -103,6 +103,25 @@ def _read_column(dataset: Any, name: str) -> NDArray[Any]:
             f"{list(shapes[-1])}: pad or resize them to one shape first, with dataset.map."
         )
     return np.stack(rows) if rows[0].ndim else np.stack(rows)[:, None]
+
+
+def _read_rows(values: Iterable[Any], dtype: str | None, name: str) -> list[NDArray[Any]]:
+    try:
+        return [np.asarray(row, dtype=dtype) for row in values]
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"The column {name!r} has a sample that is no array of {dtype or 'numbers'} ({first_line(error)}). The "
+            f"usual cause is a missing value: remove these samples, as in dataset.filter(lambda row: row[{name!r}] is "
+            "not None)."
+        ) from error
+
+
+def _find_dtype(feature: Any) -> str | None:
+    """Return the type of the numbers in an array or a list; as Python numbers, all integers would become int64."""
+    while isinstance(feature, list) or hasattr(feature, "feature"):
+        feature = feature[0] if isinstance(feature, list) else feature.feature
+    dtype = str(getattr(feature, "dtype", None))
+    return dtype if dtype.startswith(NUMBERS) else None
 
 
 def _check_name(dataset: Any, name: str) -> str:
