@@ -39,8 +39,17 @@ TEXT: dict[str, dict[str, Any]] = {
     "DistilBert": {"vocab_size": 21, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24},
     "Electra": {**TINY_BERT, "embedding_size": 8},
     "DebertaV2": {**TINY_BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0},
+    "Albert": {**TINY_BERT, "embedding_size": 8},
+    "GPT2": {"vocab_size": 21, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 24, "pad_token_id": 0},
+    "OPT": {
+        "vocab_size": 21, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 24,
+        "max_position_embeddings": 24, "word_embed_proj_dim": 16, "pad_token_id": 0,
+    },
+    "Esm": {**TINY_BERT, "pad_token_id": 0, "mask_token_id": 4},
+    "Longformer": {**TINY_BERT, "attention_window": 4, "pad_token_id": 0},
+    "EuroBert": {**TINY_BERT, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0},
     "ModernBert": {**TINY_BERT, "local_attention": 4, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3},
-}
+}  # fmt: skip
 IMAGE: dict[str, dict[str, Any]] = {
     "ViT": TINY_VIT,
     "DeiT": TINY_VIT,
@@ -87,11 +96,24 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, name: str, attention
     assert list(one.state_dict()) == list(other.state_dict())
     x = tokens() if name in TEXT else torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     plain = {key: value for key, value in x.items() if key != "token_type_ids"} if isinstance(x, dict) else {}
+    x = plain if name == "GPT2" else x  # it embeds token types as words
     with torch.no_grad():
         expected = other(**plain).logits if plain else other(x).logits
         found = one(**x) if isinstance(x, dict) else one(x)  # a model without token types drops them
     assert expected.std(0).max() > 1e-3
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+def test_a_decoder_keeps_its_causal_mask(tmp_path: Path) -> None:
+    save(tmp_path / "m", "GPT2")
+    one, hidden, x = build(tmp_path / "m").eval(), [], tokens(1)
+    one.transformer.register_forward_hook(lambda _, __, output: hidden.append(output[0]))
+    for last in (5, 20):
+        x["input_ids"][0, 7] = last
+        one(**x)
+    assert x["attention_mask"].sum() == 8
+    assert torch.equal(hidden[0][:, :7], hidden[1][:, :7])
+    assert not torch.equal(hidden[0][:, 7], hidden[1][:, 7])
 
 
 @pytest.mark.parametrize("name", VMAP)

@@ -26,6 +26,7 @@ from plateaux.integrations.huggingface_files import EXTRA, find_folder, is_plain
 Attention = Literal["plain", "fused"]
 IMPLEMENTATIONS = {"plain": "eager", "fused": "sdpa"}
 TASKS = {1: "AutoModelForSequenceClassification", 3: "AutoModelForImageClassification"}  # by dimensions of an input
+READS_MASK = ("canine", "esm", "eurobert", "longformer")  # types that use the mask of tokens outside of attention, too
 ADAPTER = "adapter_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 # Keys of a configuration that set what comes from the data, that change the output, or that describe code.
@@ -135,7 +136,11 @@ def _takes_prepared_mask(network: Any) -> bool:
     """Return whether an additive mask [B, 1, 1, T] means the same to the network as a mask of tokens [B, T]."""
     names = vars(sys.modules[type(network).__module__])
     is_windowed = any("sliding" in name for name in names if name.startswith("create_"))
-    return "create_bidirectional_mask" in names and not is_windowed and not getattr(network.config, "is_decoder", False)
+    config = network.config
+    # An additive mask would replace the causal one. GPT-2 has one, and no is_decoder in its configuration.
+    is_decoder = getattr(config, "is_decoder", "create_causal_mask" in names) or config.is_encoder_decoder
+    is_special = is_windowed or is_decoder or config.model_type in READS_MASK
+    return "create_bidirectional_mask" in names and not is_special
 
 
 def _load(folder: Path, tree: Mapping[str, Any], shape: tuple[int, ...], classes: int, attention: Attention) -> Any:
