@@ -9,6 +9,7 @@ import pytest
 import torch
 from datasets import Array2D, Array3D, ClassLabel, DatasetDict, Features, Image, Value
 from datasets import Dataset as HuggingFaceDataset
+from PIL.Image import fromarray
 
 import plateaux
 from plateaux.core.errors import DataError
@@ -69,6 +70,15 @@ def test_images_are_uint8_with_channels_first() -> None:
     data, expected = plateaux.from_arrays(dataset), plateaux.from_arrays(pixels, LABELS)
     assert data.shape == (3, 6, 7)
     assert data.test.fingerprint() == expected.test.fingerprint()
+
+
+def test_images_of_16_bits_are_scaled_to_8_bits() -> None:
+    pixels = (np.arange(20) * 3000).astype(np.uint16).reshape(4, 5)
+    rows = {"image": [fromarray(pixels)] * N, "label": LABELS}
+    dataset = HuggingFaceDataset.from_dict(rows, features=Features({"image": Image(), "label": Value("int64")}))
+    x, _ = plateaux.from_arrays(dataset).train.fetch(torch.arange(1))
+    assert isinstance(x, torch.Tensor)
+    assert x[0, 0].tolist() == (pixels // 256).tolist()
 
 
 def test_a_dataset_dict_has_its_own_test_split() -> None:

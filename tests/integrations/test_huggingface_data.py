@@ -31,6 +31,7 @@ from plateaux.core.registry import dataset
 from plateaux.data.images import to_pixels
 from plateaux.data.preprocessing import ImageSize, TokenizerFile
 from plateaux.data.sources import DataSplits
+from plateaux.integrations import huggingface_data
 from plateaux.integrations.huggingface_processors import read_image_processor, read_tokenizer_folder
 
 pytest.importorskip("datasets")
@@ -196,6 +197,54 @@ def test_images_have_the_size_and_normalization_of_the_model(tmp_path: Path) -> 
     mean, std = (torch.tensor(values)[:, None, None] for values in (data.mean, data.std))
     torch.testing.assert_close((x / 255 - mean) / std, expected, rtol=0, atol=1e-5)
     assert y.tolist() == list(made["train"]["label"])
+
+
+def save_images(folder: Path, *splits: list[Any]) -> None:
+    """Write the images of the splits train and test, with the labels 0, 1, 0, 1, ..."""
+    library = datasets()
+    features = library.Features({"image": library.Image(), "label": library.ClassLabel(names=["no", "yes"])})
+    parts = [{"image": images, "label": [i % 2 for i in range(len(images))]} for images in splits]
+    made = [library.Dataset.from_dict(part, features=features) for part in parts]
+    library.DatasetDict(dict(zip(("train", "test"), made, strict=True))).save_to_disk(folder)
+
+
+def of_one_value(*value: int) -> Any:
+    pixels = np.full((4, 5, len(value)), value, dtype=np.uint8)
+    return optional_import("PIL.Image", extra="hf").fromarray(pixels[..., 0] if len(value) == 1 else pixels)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
+def test_color_is_kept_although_some_images_are_gray(tmp_path: Path, order: tuple[int, ...]) -> None:
+    images = [of_one_value(200, 10, 30) if has_color else of_one_value(7) for has_color in order]
+    for name, splits in (("train", (images, [of_one_value(7)])), ("test", ([of_one_value(7)], images))):
+        save_images(tmp_path / name, *splits)
+        data = load(tmp_path / name)
+        assert data.shape == (3, 4, 5)
+        x, _ = all_of(getattr(data, name))
+        assert x[:, :, 0, 0].tolist() == [[200, 10, 30] if has_color else [7, 7, 7] for has_color in order]
+
+
+def test_gray_images_have_one_channel(tmp_path: Path) -> None:
+    save_images(tmp_path / "d", [of_one_value(7)] * 3, [of_one_value(8)])
+    data = load(tmp_path / "d")
+    assert (data.shape, all_of(data.train)[0].unique().tolist()) == ((1, 4, 5), [7])
+
+
+def test_a_color_image_that_was_not_expected_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_data, "IMAGES_LOOKED_AT", 2)
+    save_images(tmp_path / "d", [of_one_value(7), of_one_value(200, 10, 30), of_one_value(7)], [of_one_value(8)])
+    data = load(tmp_path / "d")
+    assert data.shape == (1, 4, 5)
+    with pytest.raises(DataError, match=r"Image 1 of the column 'image' is in color.*\.convert\('RGB'\)"):
+        all_of(data.train)
+
+
+def test_images_of_16_bits_are_scaled_to_8_bits(tmp_path: Path) -> None:
+    values = (np.arange(20) * 3000).astype(np.uint16).reshape(4, 5)
+    save_images(tmp_path / "d", [optional_import("PIL.Image", extra="hf").fromarray(values)] * 2, [of_one_value(8)])
+    data = load(tmp_path / "d")
+    assert data.shape == (1, 4, 5)
+    assert all_of(data.train)[0][0, 0].tolist() == (values // 256).tolist()
 
 
 def test_an_image_that_would_become_too_large_is_refused() -> None:

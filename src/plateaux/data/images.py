@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from plateaux.data.preprocessing import ImageSize
 
 MAX_PIXELS = 89_478_485  # of an image file: Pillow's own limit, above which it only warns
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}  # of image files
+GRAY_MODES = ("1", "L", "LA", "La", "I", "F")  # of Pillow
+SIXTEEN_BITS = "I;16"  # and I;16B, I;16L, I;16N
 
 Pixels = NDArray[np.uint8]
 
@@ -23,27 +27,23 @@ def decode_image(
     source: Path | bytes, *, size: int | ImageSize | None = None, channels: int = 3, name: str = ""
 ) -> Pixels:
     """Decode an image file, or its bytes, to uint8 `[channels, H, W]`; see `to_pixels`."""
-    image_module = _pillow()
     shown = name or (str(source) if isinstance(source, Path) else "The image")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", image_module.DecompressionBombWarning)  # refused below
-            opened = image_module.open(source if isinstance(source, Path) else io.BytesIO(source))
-        with opened:
-            _check_pixels(opened.size, shown)
-            return to_pixels(opened, size=size, channels=channels)
-    except image_module.DecompressionBombError as error:
-        raise _too_large(shown, first_line(error)) from None
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{shown} cannot be decoded as an image ({error}). Replace the file or remove it.") from error
+    with _open(source, shown) as opened:
+        return to_pixels(opened, size=size, channels=channels, name=shown)
 
 
-def to_pixels(image: Any, *, size: int | ImageSize | None = None, channels: int = 3) -> Pixels:
+def has_color(source: Path | bytes, *, name: str) -> bool:
+    """Return whether an image file has channels of color; only its header is read."""
+    with _open(source, name) as opened:
+        return opened.mode not in GRAY_MODES and not opened.mode.startswith(SIXTEEN_BITS)
+
+
+def to_pixels(image: Any, *, size: int | ImageSize | None = None, channels: int = 3, name: str = "The image") -> Pixels:
     """Convert a Pillow image to uint8 `[channels, H, W]`: grayscale for 1 channel, RGB for 3, RGBA for 4.
 
     With a number as `size`, the shorter side is resized to it and the center square is cropped.
     """
-    image = image.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
+    image = to_eight_bits(image, name=name).convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
     if isinstance(size, ImageSize):
         image = _process(image, size)
     elif size is not None and image.size != (size, size):
@@ -55,6 +55,41 @@ def to_pixels(image: Any, *, size: int | ImageSize | None = None, channels: int 
         image = image.crop((left, top, left + size, top + size))
     pixels = np.array(image, dtype=np.uint8)
     return np.ascontiguousarray(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1))
+
+
+def to_eight_bits(image: Any, *, name: str = "The image") -> Any:
+    """Return a Pillow image with 8 bits per channel; Pillow itself would clip 16 bits to 255 instead of scaling them.
+
+    An image with another range, which the file does not say, is an error.
+    """
+    is_16_bit = image.mode.startswith(SIXTEEN_BITS) or (image.mode == "I" and image.format == "PPM")
+    if is_16_bit:
+        return _pillow().fromarray((np.asarray(image.convert("I")) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        kind = "integers of 32 bits" if image.mode == "I" else "floats"
+        raise DataError(
+            f"{name} has pixels that are {kind} (mode {image.mode!r}), whose range is unknown. Expected: 8 or 16 bits "
+            "per channel. Scale them to 0 to 255 and save the image as uint8: "
+            "PIL.Image.fromarray((pixels * scale).astype('uint8'))"
+        )
+    return image
+
+
+@contextmanager
+def _open(source: Path | bytes, name: str) -> Iterator[Any]:
+    """Open an image file; what is wrong with it, also while it is decoded, becomes a DataError with its name."""
+    image_module = _pillow()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", image_module.DecompressionBombWarning)  # refused below
+            opened = image_module.open(source if isinstance(source, Path) else io.BytesIO(source))
+        with opened:
+            _check_pixels(opened.size, name)
+            yield opened
+    except image_module.DecompressionBombError as error:
+        raise _too_large(name, first_line(error)) from None
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{name} cannot be decoded as an image ({error}). Replace the file or remove it.") from error
 
 
 def _process(image: Any, size: ImageSize) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.errors import DataError, first_line, suggest
+from plateaux.data.images import to_eight_bits
 
 LABEL_NAMES = ("label", "labels")
 TOKEN_COLUMNS = ("input_ids", "attention_mask", "token_type_ids")
@@ -86,9 +87,8 @@ def _find_inputs(features: Mapping[str, Any]) -> list[str]:
 def _read_column(dataset: Any, name: str) -> NDArray[Any]:
     feature = dataset.features[name]
     if type(feature).__name__ == "Image":
-        rows = [
-            np.asarray(image.convert("RGB") if image.mode not in ("L", "RGB") else image) for image in dataset[name]
-        ]
+        images = (to_eight_bits(image, name=f"Image {i} of {name!r}") for i, image in enumerate(dataset[name]))
+        rows = [np.asarray(each if each.mode in ("L", "RGB") else each.convert("RGB")) for each in images]
     elif getattr(feature, "dtype", None) in ("string", "large_string"):
         raise DataError(
             f"The column {name!r} is text: tokenize it first, as in dataset.map(lambda rows: "

@@ -6,7 +6,6 @@ data: no script is run, and no file outside of the folder is opened.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -18,15 +17,15 @@ from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.hub_access import NO_HUB_ACCESS, PREFIX, HubAccess
-from plateaux.core.optional import optional_import
 from plateaux.core.ranges import Count
 from plateaux.core.registry import dataset
 from plateaux.data.files import data_root
-from plateaux.data.images import decode_image
+from plateaux.data.images import decode_image, has_color
 from plateaux.data.preprocessing import ImageSize, Preprocessing, Tokenizer
+from plateaux.data.samples import sample_ids
 from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource
 from plateaux.data.tokenizer_files import read_tokenizer
-from plateaux.integrations.huggingface_files import EXTRA, find_folder, local_folder
+from plateaux.integrations.huggingface_files import find_folder, local_folder
 from plateaux.integrations.huggingface_processors import (
     ImageProcessor,
     has_image_processor,
@@ -46,6 +45,7 @@ from plateaux.integrations.huggingface_tables import (
 )
 
 TOKENIZED_AT_ONCE = 1024  # texts; encodings take a hundred times the memory of token ids
+IMAGES_LOOKED_AT = 256  # per split, to find out whether the images have color
 
 
 @dataset(prefix="hf:")
@@ -171,6 +171,12 @@ class ImageTable:
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
         content = encoded_image(self.table, self.column, i)
+        if self.channels == 1 and has_color(content, name=f"Image {i}"):
+            raise DataError(
+                f"Image {i} of the column {self.column!r} is in color, but the images that were looked at first are "
+                "grayscale. Expected: images of one kind. Convert all to RGB before saving the data set: "
+                f"dataset.map(lambda row: {{{self.column!r}: row[{self.column!r}].convert('RGB')}})"
+            )
         pixels = decode_image(content, size=self.size, channels=self.channels, name=f"Image {i}")
         return torch.from_numpy(pixels), int(self.labels[i])
 
@@ -200,7 +206,7 @@ def _images(
     library, processor = datasets_library(), processors.images()
     tables = [part.cast_column(columns[0], library.Image(decode=False)) for part in parts]
     first = encoded_image(tables[0], columns[0], 0)
-    channels = 3 if processor is not None else _count_channels(first)
+    channels = 3 if processor is not None else _count_channels(tables, columns[0])
     size = None if processor is None else processor.size
     shape = decode_image(first, size=size, channels=channels, name="Image 0").shape
     train, test = [
@@ -227,11 +233,14 @@ def _images(
     )
 
 
-def _count_channels(content: bytes) -> int:
-    """Return 1 for a grayscale image, else 3."""
-    decode_image(content, name="Image 0")  # fails on a damaged or too large file
-    with optional_import("PIL.Image", extra=EXTRA).open(io.BytesIO(content)) as image:
-        return 1 if image.mode in ("1", "L", "I", "I;16") else 3
+def _count_channels(tables: Sequence[Any], column: str) -> int:
+    """Return 3 if an image in a sample of each split has color, else 1."""
+    is_color = any(
+        has_color(encoded_image(table, column, i), name=f"Image {i}")
+        for table in tables
+        for i in sample_ids(len(table), IMAGES_LOOKED_AT).tolist()
+    )
+    return 3 if is_color else 1
 
 
 def _fingerprint(part: Any, column: str, labels: Tensor, size: ImageSize | None, channels: int) -> str:
