@@ -121,6 +121,15 @@ def test_tokens_alone_stay_tokens(dtype: str) -> None:
     assert x["input_ids"].dtype == torch.int64
 
 
+@pytest.mark.parametrize("is_split", [True, False])
+def test_columns_of_a_test_set_are_read_by_name(is_split: bool) -> None:
+    train, test = table(a=[1] * N, b=list(range(N))), table(b=list(range(N)), a=[1] * N, other=[5] * N)
+    data = plateaux.from_arrays(DatasetDict(train=train, test=test) if is_split else train, test=test)
+    assert data.test.fingerprint() == plateaux.from_arrays(train, test=train).test.fingerprint()
+    with pytest.raises(DataError, match="no column 'b'"):
+        plateaux.from_arrays(train, test=table(a=[1] * N, c=[2] * N))
+
+
 def test_a_torch_format_changes_nothing() -> None:
     dataset = table(a=list(range(N)))
     assert (

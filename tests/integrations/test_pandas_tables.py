@@ -55,6 +55,42 @@ def test_a_test_frame_and_integer_labels() -> None:
     assert data.classes == 3
 
 
+def test_columns_of_a_test_frame_are_read_by_name() -> None:
+    test = FRAME[["price", "age", "is_new"]]
+    data = plateaux.from_arrays(FRAME, LABELS, test=(test, LABELS))
+    expected = plateaux.from_arrays(FRAME, LABELS, test=(FRAME, LABELS))
+    assert data.test.fingerprint() == expected.test.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("test", "text"),
+    [
+        (FRAME.rename(columns={"age": "years"}), "test x has other columns than x: it lacks 'age' and has in addition"),
+        (FRAME.drop(columns="age"), r"it lacks 'age'\. .*test_x\.reindex\(columns=x\.columns, fill_value=0\)"),
+        (FRAME.assign(a=1, b=1, c=1, d=1), r"it has in addition 4 columns \('a', 'b', 'c', \.\.\.\)"),
+    ],
+)
+def test_other_columns_of_a_test_frame_are_an_error(test: Any, text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        plateaux.from_arrays(FRAME, LABELS, test=(test, LABELS))
+
+
+def test_repeated_names_that_cannot_be_matched_are_an_error() -> None:
+    twice = FRAME.set_axis(["age", "is_new", "age"], axis=1)
+    for x, test in ((FRAME, twice), (twice, twice.iloc[:, ::-1].set_axis(["age", "age", "is_new"], axis=1))):
+        with pytest.raises(DataError, match="cannot be matched by the repeated name 'age'"):
+            plateaux.from_arrays(x, LABELS, test=(test, LABELS))
+    with pytest.raises(DataError, match="cannot be matched by the repeated name 'age'"):
+        plateaux.from_arrays(twice, LABELS, test=(twice.iloc[:, :2], LABELS))
+
+
+def test_columns_are_compared_between_two_frames_only() -> None:
+    twice = FRAME.set_axis(["a", "b", "a"], axis=1)
+    expected = plateaux.from_arrays(FRAME, LABELS, test=(FRAME, LABELS)).test.fingerprint()
+    for x, test in ((FRAME, FRAME.to_numpy("float32")), (FRAME.to_numpy("float32"), FRAME), (twice, twice)):
+        assert plateaux.from_arrays(x, LABELS, test=(test, LABELS)).test.fingerprint() == expected
+
+
 @pytest.mark.parametrize(
     ("x", "y", "text"),
     [

@@ -32,6 +32,14 @@ def train_and_test(dataset: Any) -> tuple[Any, Any]:
     return dataset["train"], dataset.get("test")
 
 
+def find_columns(dataset: Any, inputs: str | Sequence[str] | None, label: str | None) -> tuple[list[str], str]:
+    """Return the names of the input columns and of the label column."""
+    label = _check_name(dataset, label) if label is not None else _find_label(dataset)
+    others = {name: feature for name, feature in dataset.features.items() if name != label}
+    names = _find_inputs(others) if inputs is None else [inputs] if isinstance(inputs, str) else list(inputs)
+    return [_check_name(dataset, name) for name in names], label
+
+
 def read_columns(
     dataset: Any, inputs: str | Sequence[str] | None, label: str | None
 ) -> tuple[Inputs, list[Any], tuple[str, ...]]:
@@ -40,10 +48,7 @@ def read_columns(
     The label is the column `label` or `labels`, or the only one of type `ClassLabel`. The inputs are the tokens
     (`input_ids`, `attention_mask`, `token_type_ids`), or the only image column, or all columns of numbers as a table.
     """
-    label = _check_name(dataset, label) if label is not None else _find_label(dataset)
-    others = {name: feature for name, feature in dataset.features.items() if name != label}
-    names = _find_inputs(others) if inputs is None else [inputs] if isinstance(inputs, str) else list(inputs)
-    names = [_check_name(dataset, name) for name in names]
+    names, label = find_columns(dataset, inputs, label)
     plain = dataset.with_format(None)
     is_token = len(names) == 1 and names[0] in TOKEN_COLUMNS
     if not is_token and all(_is_number(dataset.features[name]) for name in names):

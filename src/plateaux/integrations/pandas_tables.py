@@ -41,6 +41,33 @@ def convert_table_or_arrays(x: Any, what: str = "x") -> Inputs:
     return convert_inputs(read_table(x) if is_pandas(x) else x, what)
 
 
+def match_columns(test_x: Any, x: Any) -> Any:
+    """Return the test table with its columns in the order of the training table, if both are DataFrames."""
+    if not all(is_pandas(table) and table.ndim == 2 for table in (x, test_x)) or test_x.columns.equals(x.columns):
+        return test_x
+    differences = {
+        "lacks": [name for name in x.columns if name not in test_x.columns],
+        "has in addition": [name for name in test_x.columns if name not in x.columns],
+        "cannot be matched by the repeated name": _repeated(x) or _repeated(test_x),
+    }
+    if any(differences.values()):
+        found = " and ".join(f"{verb} {_show_names(names)}" for verb, names in differences.items() if names)
+        raise DataError(
+            f"test x has other columns than x: it {found}. Give both the same columns, as in "
+            "test_x = test_x.reindex(columns=x.columns, fill_value=0) after pandas.get_dummies."
+        )
+    return test_x[list(x.columns)]
+
+
+def _repeated(table: Any) -> list[Any]:
+    return list(table.columns[table.columns.duplicated()].unique())
+
+
+def _show_names(names: list[Any]) -> str:
+    shown = ", ".join(repr(name) for name in names[:3])
+    return f"{len(names)} columns ({shown}, ...)" if len(names) > 3 else shown
+
+
 def read_labels(y: Any) -> NDArray[Any]:
     """Return the values of a Series, or of a DataFrame with one column."""
     if y.ndim == 2 and y.shape[1] != 1:

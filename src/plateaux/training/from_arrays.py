@@ -19,8 +19,8 @@ from plateaux.core.types import Inputs, derive_seed, map_tensors
 from plateaux.data.samples import collate, describe_sample
 from plateaux.data.sources import DataSplits, InMemorySource, from_dataset
 from plateaux.data.user_arrays import convert_labels, mean_and_std
-from plateaux.integrations.dataset_columns import is_hugging_face, read_columns, train_and_test
-from plateaux.integrations.pandas_tables import convert_table_or_arrays, is_pandas, read_labels
+from plateaux.integrations.dataset_columns import find_columns, is_hugging_face, read_columns, train_and_test
+from plateaux.integrations.pandas_tables import convert_table_or_arrays, is_pandas, match_columns, read_labels
 
 MAX_STORED_BYTES = 1 << 30
 MIN_SAMPLES = 4
@@ -59,6 +59,7 @@ def from_arrays(
         _refuse_labels(x, y)
         x, test_split = train_and_test(x)
         test = test if test_split is None else test_split
+        inputs, label = find_columns(x, inputs, label)
         x, y, names = read_columns(x, inputs, label)
     elif isinstance(x, TensorDataset):
         _refuse_labels(x, y)
@@ -71,7 +72,7 @@ def from_arrays(
     else:
         names = ()
     train = convert_table_or_arrays(x, "x"), _read_labels(y, "y")
-    tests = None if isinstance(test, int | float) else _read_test(test, inputs, label)
+    tests = None if isinstance(test, int | float) else _read_test(test, x, inputs, label)
     data = _build(train, tests, test, classes=classes, names=names, seed=seed)
     if standardize:
         assert isinstance(data.train, InMemorySource)
@@ -169,7 +170,9 @@ def _is_array(x: Any) -> bool:
     return hasattr(x, "shape") or isinstance(x, Mapping)
 
 
-def _read_test(test: Any, inputs: str | Sequence[str] | None, label: str | None) -> tuple[Inputs, NDArray[Any]]:
+def _read_test(
+    test: Any, train_x: Any, inputs: str | Sequence[str] | None, label: str | None
+) -> tuple[Inputs, NDArray[Any]]:
     x: Any
     y: Any
     if is_hugging_face(test):
@@ -177,7 +180,7 @@ def _read_test(test: Any, inputs: str | Sequence[str] | None, label: str | None)
     elif isinstance(test, TensorDataset):
         x, y = _tensors(test)
     elif isinstance(test, tuple | list) and len(test) == 2:
-        x, y = test
+        x, y = match_columns(test[0], train_x), test[1]
     else:
         raise DataError(
             f"test is a {type(test).__name__}: give a fraction such as 0.2, a pair (x, y), or a data set of the same "
