@@ -134,6 +134,17 @@ def test_pitfall_the_plain_trainer_would_be_plain_descent(tmp_path: Path) -> Non
     assert equal(weights_of(model), before)
 
 
+def test_pitfall_the_mixin_after_the_trainer_would_have_no_effect() -> None:
+    class Plain(transformers.Trainer):  # type: ignore[misc]
+        pass
+
+    for bases in ((transformers.Trainer, SharpnessAwareMixin), (Plain, SharpnessAwareMixin)):
+        with pytest.raises(TrainingLoopError, match=r"write class Wrong\(SharpnessAwareMixin, Trainer\)"):
+            type("Wrong", bases, {})
+    right = type("Right", (SharpnessAwareMixin, Plain), {})
+    assert issubclass(type("Below", (right,), {}), transformers.Trainer)
+
+
 def test_an_optimizer_of_your_own_is_wrapped_once(tmp_path: Path) -> None:
     results = []
     for wraps in (False, True):

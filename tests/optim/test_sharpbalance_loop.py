@@ -214,6 +214,22 @@ def test_scores_of_a_loss_of_your_own() -> None:
         SampleSharpness(own.module, score="los")  # type: ignore[arg-type]
 
 
+class FocalLoss(nn.CrossEntropyLoss):
+    """The focal loss of gamma 2: it inherits from the cross entropy, and computes something else."""
+
+    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
+        losses = F.cross_entropy(outputs, y, reduction="none")
+        losses = (1 - (-losses).exp()).square() * losses
+        return losses if self.reduction == "none" else losses.mean()
+
+
+def test_a_loss_that_inherits_from_cross_entropy_is_scored_as_itself() -> None:
+    torch.manual_seed(0)
+    net, x, y = nn.Linear(3, 2), torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
+    expected = FocalLoss(reduction="none")(net(x), y).detach().double()
+    torch.testing.assert_close(SampleSharpness(net, FocalLoss(), score="loss")(x, y), expected)
+
+
 def test_scoring_does_not_disturb_training() -> None:
     own, module = same_start("conv_bn", dtype=F32)
     module[0].eval()  # mixed modes are restored

@@ -235,6 +235,38 @@ def test_pitfall_batchnorm_statistics_are_updated_once() -> None:
     assert len(list(module.buffers())) == 6
 
 
+class Counting(nn.Linear):
+    """Assigns new tensors to its buffers, as some layers do instead of writing in place."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.calls: Tensor
+        self.average: Tensor
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("average", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        self.calls = self.calls + 1
+        self.average = 0.9 * self.average + 0.1 * output.detach().mean(0)
+        return output
+
+
+def test_pitfall_buffers_that_are_assigned_are_updated_once() -> None:
+    torch.manual_seed(0)
+    module, x = Counting(), torch.randn(4, 3)
+    optimizer = SharpnessAware(torch.optim.SGD(module.parameters(), lr=0.1), rho=0.5, model=module)
+    module(x).square().sum().backward()
+    average = module.average
+    with optimizer.perturbed():
+        module(x).square().sum().backward()
+    assert module.calls == 1
+    assert module.average is average
+    optimizer.step()
+    module(x)
+    assert module.calls == 2
+
+
 def test_pitfall_momentum_lost_on_resume() -> None:
     own, module = same_start(dtype=F32)
     optimizer = wrapped(module, "momentum")

@@ -57,7 +57,7 @@ def engine_and_ddp(kind: str, net: str, pass_inner: bool = False) -> tuple[Tenso
         step(executor, [state], [part], options, share=0.5)
 
     inner = copy.deepcopy(own.module)
-    ddp = DistributedDataParallel(inner, gradient_as_bucket_view=kind == "micro_batches")
+    ddp = DistributedDataParallel(inner, gradient_as_bucket_view=kind in ("micro_batches", "mask"))
     optimizer = SharpnessAware(OPTIMIZERS["momentum"](inner.parameters()), rho=0.3, model=inner if pass_inner else ddp)
     for part in parts:
         optimizer.zero_grad()

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import toy_trackers
 from typer.testing import CliRunner
 from waiting import wait_until
 
@@ -24,11 +25,13 @@ from plateaux.cli.main import app
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DivergedError, Interrupted
 from plateaux.core.progress import MemberUpdate, ProgressEvent
+from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.storage.verify import verify
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
-from plateaux.training import trackers
+from plateaux.training import tracker_process, trackers
+from plateaux.training.tracker_process import TrackerHost
 from plateaux.training.trackers import stored_epochs
 
 TESTS = Path(__file__).parents[1]
@@ -264,6 +267,87 @@ def test_a_tracker_that_works_again_gets_what_it_has_missed_in_order(
     assert "'toy_trackers:Unready' failed: ConnectionError: not yet" in text
 
 
+@pytest.fixture
+def no_ensemble(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for the process that starts the ensemble, because there is none."""
+    monkeypatch.setattr(tracker_process, "PARENT_WAIT_S", 0.0)
+
+
+def host_of(root: Path) -> TrackerHost:
+    opening = {"root": str(root), "name": "run", "group": None, "target": "toy_trackers:Recorder", "slug": "recorder"}
+    return TrackerHost(opening)
+
+
+def epochs_of(*steps: int) -> list[dict[str, Any]]:
+    """Return messages of member 0; only the first has its configuration."""
+    values = [{"of": "0", "step": step, "values": {"loss": float(step)}} for step in steps]
+    return [{**values[0], "config": {"seed": 1}}, *values[1:]]
+
+
+@pytest.mark.usefixtures("no_ensemble")
+@pytest.mark.parametrize("works_again_at", [2, 4])
+def test_a_member_whose_first_message_failed_gets_all_its_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: Path, works_again_at: int
+) -> None:
+    host, calls, lock = host_of(tmp_path), iter(range(1, 100)), LocalStore.lock
+
+    def fail_at_first(*args: Any, **options: Any) -> Any:
+        if next(calls) < works_again_at:
+            raise OSError("a temporary failure of the store")
+        return lock(*args, **options)
+
+    monkeypatch.setattr(LocalStore, "lock", fail_at_first)
+    replies = [host.handle(message) for message in epochs_of(1, 2, 3)]
+    failed = {"error": "OSError: a temporary failure of the store"}
+    assert replies == [failed] * (works_again_at - 1) + [{}] * (4 - works_again_at)
+    assert host.close("finished", {}, []) == {}
+    assert [call["step"] for call in read(recorded) if "step" in call] == [1, 2, 3]
+    assert next(call["config"] for call in read(recorded) if "config" in call) == {"seed": 1}
+
+
+@pytest.mark.usefixtures("no_ensemble")
+def test_numbers_of_a_member_that_could_not_be_added_are_counted_as_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: Path
+) -> None:
+    host = host_of(tmp_path)
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise OSError("no lock")
+
+    monkeypatch.setattr(LocalStore, "lock", fail)
+    assert [host.handle(message) for message in epochs_of(1, 2)] == [{"error": "OSError: no lock"}] * 2
+    assert host.close("finished", {}, []) == {"error": "OSError: no lock", "lost": 2}
+
+
+@pytest.mark.usefixtures("no_ensemble")
+def test_a_tracker_that_begins_a_new_run_gets_the_earlier_epochs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: Path
+) -> None:
+    host = host_of(tmp_path)
+    for message in epochs_of(1, 2):
+        host.handle(message)
+    host.close("stopped", {}, [])
+    recorded.write_text("")
+    same = host_of(tmp_path)
+    for message in epochs_of(1, 2, 3):
+        same.handle(message)
+    same.close("stopped", {}, [])
+    assert [call["step"] for call in read(recorded) if "step" in call] == [3]
+    recorded.write_text("")
+    monkeypatch.setattr(toy_trackers.Recorder, "start", start_a_new_run)
+    other = host_of(tmp_path)
+    for message in epochs_of(1, 2, 3, 4):
+        other.handle(message)
+    other.close("finished", {}, [])
+    assert [call["step"] for call in read(recorded) if "step" in call] == [1, 2, 3, 4]
+
+
+def start_a_new_run(self: toy_trackers.Recorder, run: Any, config: Any) -> str:
+    """Return another id than the stored one, as if the run had been deleted on the server."""
+    self.member, self.id = run.member, "new"
+    return self.id
+
+
 def test_a_tracker_that_hangs_is_ended_with_all_it_has_started(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -329,7 +413,7 @@ def test_a_stored_id_of_another_shape_is_refused(
 SCRIPT = """
 import pathlib, sys, plateaux
 from plateaux.core.progress import MemberUpdate
-from plateaux.training import trackers
+from plateaux.training import tracker_process, trackers
 from waiting import wait_until
 trackers.STOP_SECONDS = 2.0
 

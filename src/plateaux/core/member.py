@@ -131,6 +131,19 @@ def preserve_buffers(buffers: TensorTree) -> Iterator[None]:
         tensor_tree.write(buffers, before)
 
 
+@contextmanager
+def preserve_buffers_of(module: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a module on exit: their values, and the tensors that a forward pass may have replaced."""
+    bound = [(layer._buffers, name, buffer) for layer in module.modules() for name, buffer in layer._buffers.items()]
+    try:
+        with preserve_buffers(dict(module.named_buffers())):
+            yield
+    finally:
+        for buffers, name, buffer in bound:
+            if buffers.get(name) is not buffer:
+                buffers[name] = buffer
+
+
 def pruning_masks(module: nn.Module) -> TensorTree:
     """Return the masks of pruned parameters by parameter name; they are buffers called `<parameter>_mask`."""
     buffers = {name: buffer for name, buffer in module.named_buffers() if name.endswith("_mask")}

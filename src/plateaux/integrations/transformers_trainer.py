@@ -27,6 +27,16 @@ class SharpnessAwareMixin(_Base):  # type: ignore[misc]
     rho: float = 0.05
     adaptive: bool = False
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse the other order of the bases, in which the methods of the Trainer come first and SAM has no effect."""
+        super().__init_subclass__(**options)
+        before = cls.__mro__[: cls.__mro__.index(SharpnessAwareMixin)]
+        if any(base.__module__.startswith("transformers.") and base.__name__ == "Trainer" for base in before):
+            raise TrainingLoopError(
+                f"{cls.__name__} has the Trainer before SharpnessAwareMixin, so that SAM would have no effect: write "
+                f"class {cls.__name__}(SharpnessAwareMixin, Trainer)"
+            )
+
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Build the optimizer of the Trainer, and wrap it."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(*(() if model is None else (model,)))

@@ -73,7 +73,8 @@ def _loss_of_members(loss: Callable[..., Tensor] | None) -> LossFn | None:
     if loss is None or loss is F.cross_entropy:
         return None
     if isinstance(loss, nn.CrossEntropyLoss):
-        if loss.weight is None and loss.label_smoothing == 0 and loss.ignore_index == -100:
+        is_plain = loss.weight is None and loss.label_smoothing == 0 and loss.ignore_index == -100
+        if is_plain and type(loss) is nn.CrossEntropyLoss:  # a subclass may compute anything
             return None
         loss = copy.copy(loss)
         loss.reduction = "none"

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from plateaux.core import tensor_tree
 from plateaux.core.errors import TrainingLoopError
-from plateaux.core.member import at_params, preserve_buffers
+from plateaux.core.member import at_params, preserve_buffers_of
 from plateaux.core.method import StepContext, Update
 from plateaux.core.types import TensorTree
 from plateaux.optim.forward_records import ForwardRecords
@@ -345,7 +345,8 @@ class GradientState:
             has_gradient = self.records.with_gradient() if request.at is None else self.records.has_replayed_gradient
             if not has_gradient:
                 raise TrainingLoopError(NO_GRADIENT)
-            answer = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in params.items()}
+            # Copies: DistributedDataParallel may reuse the memory of the gradients for the next part.
+            answer = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in params.items()}
             if request.at is None:
                 factor = _nan_unless_finite(answer)
             _clear(params)
@@ -356,7 +357,7 @@ class GradientState:
         # Within one autocast context, autocast caches converted weights, also those from before the perturbation.
         torch.clear_autocast_cache()
         try:
-            with preserve_buffers(dict(self.model.named_buffers())), at_params(params, at), self.records.replay():
+            with preserve_buffers_of(self.model), at_params(params, at), self.records.replay():
                 yield
         finally:
             torch.clear_autocast_cache()

@@ -54,7 +54,7 @@ class TrackedMember:
     config: Mapping[str, Any]
     stored: StoredTracker
     tracker: Tracker | None = None
-    pending: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
+    pending: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)  # in the order of their epochs
 
 
 class TrackerHost:
@@ -65,6 +65,7 @@ class TrackerHost:
         self.target, self.slug = opening["target"], opening["slug"]
         self.store = open_store(self.root)
         self.tracked: dict[str, TrackedMember] = {}
+        self.waiting: dict[str, list[Mapping[str, Any]]] = {}  # messages that no member has, because adding it failed
         self.locks = ExitStack()
 
     def handle(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,13 +73,8 @@ class TrackerHost:
         try:
             if "close" in message:
                 return self.close(**message["close"])
-            name = message["of"]
-            if name not in self.tracked:
-                self.tracked[name] = self._add(name, message["config"])
-            each = self.tracked[name]
-            if message.get("step", 0) > each.stored.step:
-                each.pending.append((message["step"], message["values"]))
-            self._update(each)
+            self.waiting.setdefault(message["of"], []).append(message)
+            self._update(self._member(message["of"]))
         except (Exception, SystemExit) as error:  # libraries raise anything
             return {"error": _describe(error)}
         return {}
@@ -86,19 +82,31 @@ class TrackerHost:
     def close(self, status: str, summaries: Mapping[str, Any], files: list[str]) -> dict[str, Any]:
         """End all members, then the ensemble with the files; return the first error and how many numbers are lost."""
         reply: dict[str, Any] = {}
-        names = sorted(self.tracked, key=lambda name: name == ENSEMBLE)
+        names = sorted({*self.tracked, *self.waiting}, key=lambda name: (name == ENSEMBLE, name))
         with TemporaryDirectory() as folder:
             for name in names:
-                each, summary = self.tracked[name], {**summaries.get(name, {}), "status": status}
+                summary = {**summaries.get(name, {}), "status": status}
                 try:
+                    each = self._member(name)
                     self._update(each)
                     assert each.tracker is not None
                     each.tracker.close(summary, self._copies(files, Path(folder)) if name == ENSEMBLE else [])
                 except (Exception, SystemExit) as error:
                     reply.setdefault("error", _describe(error))
-        lost = sum(len(each.pending) for each in self.tracked.values())
+        lost = sum(step > each.stored.step for each in self.tracked.values() for step, _ in each.pending)
+        lost += sum("step" in message for messages in self.waiting.values() for message in messages)
         self.locks.close()
         return {**reply, "lost": lost} if lost else reply
+
+    def _member(self, name: str) -> TrackedMember:
+        """Return a member with the numbers of the messages that waited for it; the first has its configuration."""
+        messages = self.waiting.get(name, [])
+        if name not in self.tracked:
+            self.tracked[name] = self._add(name, messages[0]["config"])
+        each = self.tracked[name]
+        each.pending += [(message["step"], message["values"]) for message in messages if "step" in message]
+        self.waiting.pop(name, None)
+        return each
 
     def _add(self, name: str, config: Mapping[str, Any]) -> TrackedMember:
         """Lock what is stored, because the process of a run that was killed may still be about to end, and read it."""
@@ -118,13 +126,14 @@ class TrackerHost:
             module, _, attribute = self.target.partition(":")
             tracker: Tracker = getattr(importlib.import_module(module), attribute)()
             run_id = tracker.start(self._tracked_run(each), each.config)
-            self._save(each, run_id, each.stored.step)
+            self._save(each, run_id, each.stored.step if run_id == each.stored.id else 0)  # a new run has no numbers
             each.tracker = tracker
         while each.pending:
             step, values = each.pending[0]
-            each.tracker.log(values, step)
+            if step > each.stored.step:
+                each.tracker.log(values, step)
+                self._save(each, each.stored.id, step)
             each.pending.pop(0)
-            self._save(each, each.stored.id, step)
 
     def _tracked_run(self, each: TrackedMember) -> TrackedRun:
         part = ENSEMBLE if each.number is None else str(each.number)
