@@ -29,6 +29,7 @@ HOSTILE_MODULES = (
     "transformers", "datasets", "peft", "huggingface_hub", "tokenizers",
     "wandb", "mlflow", "queue", "signal", "tempfile", "select",
 )  # fmt: skip
+TIMM_CONFIG = {"model_type": "timm_wrapper", "architecture": "hf_hub:evil/model", "num_channels": 1, "image_size": 8}
 RECIPE = """
 members = 2
 [data]
@@ -70,6 +71,10 @@ NAMES = (
     'data.unlabeled="evil:load"', 'run.feature_cache="s3://evil/x"', 'data.root="http://evil"',
     'run.trackers=["evil:Tracker"]', 'run.trackers=["tensorboard", "evil:Tracker"]',
 )  # fmt: skip
+FETCHING = {  # models that name weights of a server; each recipe has data of their kind
+    "hf": 'name = "hf:timm-of-evil"\npretrained = false',
+    "timm": 'name = "timm:test_vit"\npretrained = true',
+}
 TRACKERS = ("wandb", "mlflow")  # connect to servers
 REMOVED = ("COVERAGE_", "PYTHONSAFEPATH", "TORCHINDUCTOR_")  # set by the process of the tests
 FOREIGN = (
@@ -83,6 +88,7 @@ FOREIGN = (
     "evil-study",
     "ray.toml",
     "tracked-",
+    "fetching-",
     "pkl",
     "ckpt",
     "hf-model",
@@ -110,6 +116,9 @@ def folder(tmp_path: Path) -> Path:
     (here / "study.toml").write_text(STUDY)
     (here / "evil.toml").write_text(RECIPE.replace('"mlp"\nhidden_sizes = [4]', '"evil:net"'))
     (here / "ray.toml").write_text(f'{RECIPE}[executor]\nname = "ray"\naddress = "10.0.0.1:6379"\n')
+    for name, model in FETCHING.items():
+        images = RECIPE.replace('"moons"\nsamples = 60\ntest_samples = 30', '"digits"')
+        (here / f"fetching-{name}.toml").write_text(images.replace('name = "mlp"\nhidden_sizes = [4]', model))
     for name in TRACKERS:
         (here / f"tracked-{name}.toml").write_text(f'{RECIPE}[run]\ntrackers = ["tensorboard", "{name}"]\n')
     tracked = STUDY.replace("[grid]", 'run = {trackers = ["wandb"]}\n[grid]')
@@ -126,6 +135,15 @@ def folder(tmp_path: Path) -> Path:
     shutil.copytree(here / "run", here / "evil-run")
     evil = replace(plateaux.Run.open(here / "evil-run"), recipe=plateaux.Recipe.load(here / "evil.toml"))
     evil._write()  # with the digest of the hostile recipe
+    shutil.copytree(here / "run", here / "fetching-run")
+    original = plateaux.Run.open(here / "fetching-run")
+    recipe = plateaux.Recipe.load(here / "fetching-hf.toml")
+    info = replace(
+        original.info,
+        data=replace(original.info.data, shape=(1, 8, 8)),
+        model_configs={recipe.model.name: TIMM_CONFIG},
+    )
+    replace(original, recipe=recipe, info=info)._write()
     return here
 
 
@@ -147,6 +165,8 @@ def _save_hugging_face(here: Path, code: str) -> None:
     (data / "README.md").write_text("---\nconfigs:\n- data_files: http://127.0.0.1:9/x.csv\n---\n")
     (data / "state.json").write_text(json.dumps({"_data_files": [{"filename": "http://127.0.0.1:9/x.arrow"}]}))
     (data / "dataset_info.json").write_text("{}")
+    (here / "timm-of-evil").mkdir()
+    (here / "timm-of-evil" / "config.json").write_text(json.dumps(TIMM_CONFIG))
     if find_spec("datasets") is not None:
         save_texts(here / "texts", train=20, test=10)
 
@@ -166,6 +186,10 @@ def commands(out: Path) -> list[list[str]]:
     ]  # fmt: skip
     lines = [[word.format(run=run) for word in words] for words in runs for run in (f"{out}/run", f"{out}/evil-run")]
     lines += [["train", "recipe.toml", "--out", f"{out}/new"], ["train", "evil.toml", "--out", f"{out}/evil"]]
+    for name in FETCHING:
+        lines += [["train", f"fetching-{name}.toml", "--out", f"{out}/fetched"]]
+        lines += [["recipe", "check", f"fetching-{name}.toml"]]
+    lines += [["evaluate", f"{out}/fetching-run"], ["export", f"{out}/fetching-run", "-o", f"{out}/fetched"]]
     lines += [["train", "ray.toml", "--out", f"{out}/evil"], ["recipe", "check", "ray.toml"]]
     for name in TRACKERS:
         lines += [["train", f"tracked-{name}.toml", "--out", f"{out}/tracked"]]
@@ -202,7 +226,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def test_untrusted_files_execute_and_touch_nothing(folder: Path, tmp_path: Path) -> None:
     out, env = tmp_path / "out", environment(tmp_path)
     out.mkdir()
-    for name in ("run", "evil-run"):
+    for name in ("run", "evil-run", "fetching-run"):
         shutil.move(folder / name, out / name)
     before, lines = snapshot(tmp_path, without=out), commands(out)
     allowed = [str(out), env["TMPDIR"], env["HOME"]]

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 import plateaux
 from plateaux.core.errors import DataError, PlateauxError, RecipeError
+from plateaux.core.optional import optional_import
 from plateaux.core.registry import model
 
 pytest.importorskip("transformers")
@@ -190,6 +191,12 @@ def test_pickled_weights_and_code_of_a_folder_are_not_executed(tmp_path: Path) -
     [
         ({"model_type": None}, "no model of the type None"),
         ({"model_type": "clip"}, "for SequenceClassification"),
+        ({"model_type": ["bert"]}, "no model of the type"),
+        ({"model_type": "timm_wrapper", "architecture": "hf_hub:evil/x"}, 'set model.name = "timm:NAME"'),
+        ({"vision_config": {"model_type": "timm_backbone"}}, 'set model.name = "timm:NAME"'),
+        ({"parts": [{"model_type": "gemma3n_vision", "architecture": "hf_hub:evil/x"}]}, "sets architecture"),
+        ({"vision_config": {"model_type": "detr", "use_timm_backbone": False}}, "'detr', which names a backbone"),
+        ({"text_config": {"auto_map": {"AutoModel": "evil/x--evil.Evil"}}}, "sets auto_map"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "sets quantization_config"),
         ({"hidden_size": 17}, "cannot build the model"),
         ({"hidden_size": 32, "num_attention_heads": 2}, "are missing or have another shape"),
@@ -218,6 +225,29 @@ def test_inputs_of_another_kind_are_explained(tmp_path: Path) -> None:
     ):
         with pytest.raises(RecipeError, match=message):
             build(tmp_path / folder, shape=shape, classes=3)
+
+
+@pytest.mark.parametrize("size", [[16], [16, 16, 16], ["16", "16"], {"height": 16}, "16"])
+def test_a_wrong_image_size_of_a_configuration_is_explained(tmp_path: Path, size: Any) -> None:
+    save_vit(tmp_path / "m")
+    file = tmp_path / "m" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "image_size": size}))
+    with pytest.raises(RecipeError, match="image_size"):
+        build(tmp_path / "m", shape=(3, 16, 16), classes=3)
+
+
+def test_building_a_model_makes_no_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = optional_import("huggingface_hub", extra="hf")
+
+    def from_config(*_: Any, **__: Any) -> Any:
+        return hub.HfApi().model_info("evil/x")
+
+    save_bert(tmp_path / "m")
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(transformers().AutoModelForSequenceClassification, "from_config", from_config)
+    with pytest.raises(RecipeError, match="offline mode is enabled"):
+        build(tmp_path / "m", pretrained=False)
+    assert not hub.constants.HF_HUB_OFFLINE
 
 
 def test_shards_outside_of_the_folder_are_not_read(tmp_path: Path) -> None:

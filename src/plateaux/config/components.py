@@ -26,7 +26,8 @@ class Components:
     unlabeled: Source | None = None  # samples of the same shape as the data; their labels are ignored
     trust: tuple[str, ...] = ()  # modules from which a recipe may call functions, clusters it may connect to
     download: bool = False  # whether models and data sets of a hub may be downloaded
-    model_configs: Mapping[str, Mapping[str, Any]] | None = None  # of a run: config.json by name of the model
+    # of a run, which has all weights: config.json by name of the model; None: the networks are not those of a run
+    model_configs: Mapping[str, Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         if self.data is not None and not isinstance(self.data, DataSplits):

@@ -19,6 +19,7 @@ class HubAccess:
     download: bool = False
     model: str | None = None  # for data sets: `PATH_OR_ID` of the recipe's Hugging Face model
     config: Mapping[str, Any] | None = None  # for models of a run: its config.json; the weights come from the run
+    has_weights: bool = False  # for models of a run: it has all weights, so pretrained ones are not needed
 
 
 NO_HUB_ACCESS = HubAccess()

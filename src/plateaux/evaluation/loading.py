@@ -26,7 +26,7 @@ def load_members(run: Run, data: DataSplits, numbers: Sequence[int], components:
         )
     # The weights come from the run folder, so the file of pretrained weights may be gone.
     recipe = run.recipe.replaced(model={"weights": None, "sparsity": 0.0})
-    components = replace(components, model_configs=run.info.model_configs)
+    components = replace(components, model_configs=run.info.model_configs or {})
     modules = build_members(recipe, data, numbers, components)
     shared = run.shared()
     for number, module in zip(numbers, modules, strict=True):

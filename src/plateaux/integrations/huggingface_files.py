@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import Any, Literal
 
 from plateaux.core.errors import DataError, RecipeError, first_line
@@ -26,6 +28,7 @@ MODEL_FILES = ("*.json", "*.safetensors", "vocab.txt", "merges.txt", "*.model")
 DATA_FILES = ("*.json", "*.arrow", "*.parquet")
 
 Kind = Literal["model", "dataset"]
+_offline_lock = RLock()  # the setting of the client is one for all threads
 
 
 def find_folder(name: str, kind: Kind, *, download: bool, root: str | None = None) -> Path:
@@ -71,6 +74,18 @@ def read_json(file: Path) -> Mapping[str, Any]:
 def is_plain_name(name: Any) -> bool:
     """Return whether a value names a file or a folder inside of another folder, and nothing else."""
     return isinstance(name, str) and Path(name).name == name and name not in ("", "..")
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Let the client of the hub raise an error instead of connecting: a folder may name what it would fetch."""
+    constants: Any = optional_import("huggingface_hub.constants", extra=EXTRA)
+    with _offline_lock:
+        before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+        try:
+            yield
+        finally:
+            constants.HF_HUB_OFFLINE = before
 
 
 def _hub_folder(name: str, repo: str, revision: str | None, kind: Kind, *, download: bool) -> Path:

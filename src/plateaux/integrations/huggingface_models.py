@@ -21,7 +21,7 @@ from plateaux.core.errors import PlateauxError, RecipeError, first_line
 from plateaux.core.hub_access import NO_HUB_ACCESS, PREFIX, HubAccess
 from plateaux.core.optional import optional_import
 from plateaux.core.registry import model
-from plateaux.integrations.huggingface_files import EXTRA, find_folder, is_plain_name, read_json
+from plateaux.integrations.huggingface_files import EXTRA, find_folder, is_plain_name, offline, read_json
 
 Attention = Literal["plain", "fused"]
 IMPLEMENTATIONS = {"plain": "eager", "fused": "sdpa"}
@@ -34,6 +34,11 @@ IGNORED = (
     "num_labels", "id2label", "label2id", "problem_type", "auto_map", "dtype", "torch_dtype",
     "_attn_implementation", "attn_implementation", "_name_or_path", "return_dict", "use_return_dict",
     "output_hidden_states", "output_attentions",
+)  # fmt: skip
+TIMM_TYPES = ("timm_wrapper", "timm_backbone")
+# Keys of a configuration, or of a part of it, that name another network or code, or that change its weights.
+REFUSED = (
+    "quantization_config", "use_pretrained_backbone", "use_timm_backbone", "backbone", "architecture", "auto_map",
 )  # fmt: skip
 
 
@@ -92,7 +97,8 @@ def build_from_config(
     _check_shape(config, shape, where)
     auto = _auto_class(library, config, shape, where)
     try:
-        return auto.from_config(config, attn_implementation=IMPLEMENTATIONS[attention], dtype=torch.float32)
+        with offline():
+            return auto.from_config(config, attn_implementation=IMPLEMENTATIONS[attention], dtype=torch.float32)
     except Exception as error:  # an untrusted configuration may be wrong in any way
         raise _cannot_build(where, error) from error
 
@@ -149,7 +155,7 @@ def _load(folder: Path, tree: Mapping[str, Any], shape: tuple[int, ...], classes
     _check_weights(folder)
     auto = _auto_class(library, config, shape, str(folder))
     try:
-        with _quiet(library):
+        with _quiet(library), offline():
             network, info = auto.from_pretrained(
                 str(folder),
                 config=config,
@@ -212,18 +218,46 @@ def _check_loaded(network: Any, info: Mapping[str, Any], folder: Path) -> None:
 def _config(tree: Mapping[str, Any], classes: int, where: str) -> Any:
     library = _library()
     kind = tree.get("model_type")
-    if kind not in library.CONFIG_MAPPING:
+    if not isinstance(kind, str) or kind not in library.CONFIG_MAPPING:
         raise RecipeError(
             f"{where}: transformers {library.__version__} has no model of the type {kind!r}. Code of a repository is "
             "never executed, so only models that are part of transformers can be used"
         )
-    for key in ("quantization_config", "use_pretrained_backbone"):
-        if tree.get(key):
-            raise RecipeError(f"{where}: config.json sets {key}, which is not supported. Save the model without it")
     try:
-        return library.CONFIG_MAPPING[kind].from_dict({"architectures": [], **tree, "num_labels": classes})
+        for part in _parts(tree):
+            _check_part(library, part, where)
+        with offline():
+            return library.CONFIG_MAPPING[kind].from_dict({"architectures": [], **tree, "num_labels": classes})
     except Exception as error:  # an untrusted configuration may be wrong in any way
         raise _cannot_build(where, error) from error
+
+
+def _parts(tree: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Return a configuration and all configurations inside of it."""
+    rest: list[Any] = [tree]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, Mapping):
+            yield value
+            rest += value.values()
+        elif isinstance(value, list | tuple):
+            rest += value
+
+
+def _check_part(library: Any, part: Mapping[str, Any], where: str) -> None:
+    """Raise an error if a configuration names another network, which transformers or timm would fetch."""
+    kind = part.get("model_type")
+    if kind in TIMM_TYPES:
+        raise RecipeError(
+            f"{where}: config.json has the type {kind!r}, which names a network of timm. It is not supported here: set "
+            'model.name = "timm:NAME", and model.weights for its weights'
+        )
+    for key in REFUSED:
+        if part.get(key):
+            raise RecipeError(f"{where}: config.json sets {key}, which is not supported. Save the model without it")
+    is_known = isinstance(kind, str) and kind in library.CONFIG_MAPPING
+    if is_known and "backbone_config" in library.CONFIG_MAPPING[kind].sub_configs:
+        raise RecipeError(f"{where}: config.json has the type {kind!r}, which names a backbone. Use another model")
 
 
 def _auto_class(library: Any, config: Any, shape: tuple[int, ...], where: str) -> Any:
@@ -244,8 +278,8 @@ def _check_shape(config: Any, shape: tuple[int, ...], where: str) -> None:
         if isinstance(positions, int) and 0 < positions < shape[0]:
             raise RecipeError(f"{where}: inputs have {shape[0]} tokens. Set data.length to at most {positions}")
         return
-    size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", None)
-    sizes = (size, size) if isinstance(size, int) else tuple(size or shape[1:])
+    channels = getattr(config, "num_channels", None)
+    sizes = _image_sizes(config, shape, where)
     is_fixed = not hasattr(config, "depths")  # networks of stages take any size
     if is_fixed and sizes != tuple(shape[1:]):
         raise RecipeError(
@@ -254,6 +288,15 @@ def _check_shape(config: Any, shape: tuple[int, ...], where: str) -> None:
         )
     if channels is not None and channels != shape[0]:
         raise RecipeError(f"{where}: the model is for images of {channels} channels, not {shape[0]}. Convert them")
+
+
+def _image_sizes(config: Any, shape: tuple[int, ...], where: str) -> tuple[int, ...]:
+    """Return the height and the width of the images of a model; those of the data if it does not say."""
+    size = getattr(config, "image_size", None) or shape[1:]
+    sizes = (size, size) if isinstance(size, int) else size
+    if not isinstance(sizes, list | tuple) or len(sizes) != 2 or not all(isinstance(each, int) for each in sizes):
+        raise RecipeError(f"{where}: config.json sets image_size = {size!r}. Expected: one number of pixels, or two")
+    return tuple(sizes)
 
 
 def _cannot_build(where: str, error: Exception) -> PlateauxError:

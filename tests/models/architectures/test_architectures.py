@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+import plateaux
 from plateaux.core.errors import RecipeError, UnknownNameError
+from plateaux.core.hub_access import HubAccess
 from plateaux.core.optional import optional_import
 from plateaux.core.registry import model
 from plateaux.models.architectures.resnet import Pad
@@ -202,6 +204,38 @@ def test_a_failed_download_of_pretrained_weights_is_reported(monkeypatch: pytest
 
     monkeypatch.setattr(optional_import("timm", extra="timm"), "create_model", offline)
     with pytest.raises(RecipeError, match="resnet18, which failed with OSError: no route"):
-        build("timm:resnet18", pretrained=True)
+        build("timm:resnet18", pretrained=True, hub_access=HubAccess(download=True))
     with pytest.raises(OSError, match="no route"):
         build("timm:resnet18")
+
+
+@needs_timm
+def test_pretrained_weights_need_download_and_a_run_does_not_need_them_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timm, asked = optional_import("timm", extra="vision"), []
+    create = timm.create_model
+
+    def with_record(name: str, *, pretrained: bool, **options: Any) -> Any:
+        asked.append(pretrained)
+        return create(name, pretrained=False, **options)
+
+    monkeypatch.setattr(timm, "create_model", with_record)
+    recipe = plateaux.Recipe.from_dict(
+        {
+            "members": 1,
+            "data": {"name": "digits", "batch_size": 600},
+            "model": {"name": "timm:test_byobnet", "pretrained": True},
+            "train": {"epochs": 1},
+        }
+    )
+    with pytest.raises(RecipeError, match=r"--download \(in\s+Python: download=True\).*model\.weights"):
+        plateaux.train(recipe, tmp_path / "run")
+    assert asked == []
+    plateaux.train(recipe, tmp_path / "run", download=True)
+    assert set(asked) == {True}
+    asked.clear()
+    ensemble = plateaux.load(tmp_path / "run", device="cpu")
+    assert asked == [False]
+    saved = plateaux.Run.open(tmp_path / "run").weights(0)
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in ensemble.members[0].state_dict().items())

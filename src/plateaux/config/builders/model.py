@@ -132,7 +132,10 @@ def _build_network(
         member_options(factory, config.options, number, recipe.members),
         also=ModelConfig.model_fields,
     )
-    access = HubAccess(download=components.download, config=(components.model_configs or {}).get(model_name))
+    configs = components.model_configs
+    access = HubAccess(
+        download=components.download, config=(configs or {}).get(model_name), has_weights=configs is not None
+    )
     provided = {
         "shape": resized_shape(data.shape, config.image_size),
         "classes": data.classes,

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from torch import nn
 
 from plateaux.core.errors import RecipeError, UnknownNameError
+from plateaux.core.hub_access import NO_HUB_ACCESS, HubAccess
 from plateaux.core.optional import optional_import
 from plateaux.core.ranges import Fraction, Size
 from plateaux.core.registry import model
@@ -23,12 +24,19 @@ def timm_model(
     img_size: Size | None = None,
     drop_rate: Fraction = 0.0,
     drop_path_rate: Fraction = 0.0,
+    hub_access: HubAccess = NO_HUB_ACCESS,
 ) -> nn.Module:
     """Any timm model by its name.
 
     Models with a fixed input size are built for the images of the data set, or for `img_size`. `pretrained` downloads
-    weights; offline, load a weights file instead.
+    weights, which `--download` must allow; offline, load a weights file instead.
     """
+    pretrained = pretrained and not hub_access.has_weights
+    if pretrained and not hub_access.download:
+        raise RecipeError(
+            f"model.pretrained = true downloads the weights of timm's {name}: allow the download with --download (in "
+            "Python: download=True), or omit it and set model.weights to the path of a weights file"
+        )
     timm = optional_import("timm", extra="vision")
     inputs = channels(shape)
     if not timm.is_model(name):
