@@ -326,7 +326,10 @@ def test_labels_can_be_names_or_numbers_and_splits_can_be_named(tmp_path: Path) 
     assert (data.classes, len(data.train), all_of(data.test)[1].tolist()) == (3, 5, [2])
     for wrong, message in (
         ({"label": "n", "splits": ("a", "c")}, "sample 0 has the label -1.*A split without labels has -1"),
-        ({"label": "y", "splits": ("a", "c")}, "sample 1 has the label"),
+        (
+            {"label": "y", "splits": ("a", "c")},
+            "sample 1 has the label 'maybe' in the column 'y' of the split 'c'.*the 2 classes.*'no', 'yes'",
+        ),
         ({"label": "n"}, "has the splits a, b, c. Name training and test split in data.splits"),
         ({"label": "n", "splits": ("a", "d")}, "has no split 'd'"),
         ({"splits": ("a", "b")}, "Name that of the labels in data.label"),
@@ -335,6 +338,69 @@ def test_labels_can_be_names_or_numbers_and_splits_can_be_named(tmp_path: Path) 
     ):
         with pytest.raises(PlateauxError, match=message):
             load(tmp_path / "d", **{**options, **wrong})
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+@pytest.mark.parametrize("is_single", [True, False])
+def test_the_limit_does_not_change_the_classes(tmp_path: Path, is_text: bool, is_single: bool) -> None:
+    """The samples are sorted by class, and the first ones are of class 1 only."""
+    library, _ = datasets(), save_tokenizer(tmp_path / "t")
+    labels = [1] * 20 + [0] * 20 + [2] * 20
+    rows = {"text": ["w1"] * 60, "label": [("a", "b", "c")[label] for label in labels] if is_text else labels}
+    made = library.Dataset.from_dict(rows)
+    (made if is_single else library.DatasetDict(train=made, test=made)).save_to_disk(tmp_path / "d")
+    options: dict[str, Any] = {"vocabulary": str(tmp_path / "t"), "length": 4}
+    data = load(tmp_path / "d", limit=5, test_limit=2, **options)
+    assert (data.classes, data.labels) == (3, ("a", "b", "c") if is_text else ("0", "1", "2"))
+    assert (all_of(data.train)[1].tolist(), all_of(data.test)[1].tolist()) == ([1] * 5, [1] * 2)
+    assert load(tmp_path / "d", limit=5, **options).classes == 3  # the test split has all classes
+
+
+def test_the_limit_does_not_change_the_channels(tmp_path: Path) -> None:
+    save_images(tmp_path / "d", [of_one_value(7), of_one_value(200, 10, 30)], [of_one_value(8)])
+    assert load(tmp_path / "d", limit=1).shape == (3, 4, 5)
+
+
+def test_a_class_number_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    library = datasets()
+    part = library.Dataset.from_dict({"text": ["w1", "w2"], "label": [0, 10**12]})
+    library.DatasetDict(train=part, test=part).save_to_disk(tmp_path / "d")
+    with pytest.raises(DataError, match="has the label 1,000,000,000,000 in the column 'label'"):
+        load(tmp_path / "d")
+
+
+def test_labels_of_a_test_split_with_other_class_names_are_matched_by_name(tmp_path: Path) -> None:
+    library, _ = datasets(), save_tokenizer(tmp_path / "t")
+
+    def part(names: list[str]) -> Any:
+        features = library.Features({"text": library.Value("string"), "label": library.ClassLabel(names=names)})
+        return library.Dataset.from_dict({"text": ["w1", "w2"], "label": [0, 1]}, features=features)
+
+    options: dict[str, Any] = {"vocabulary": str(tmp_path / "t"), "length": 4}
+    for name, test in {"swapped": ["b", "a"], "numbered": ["0", "1"], "other": ["a", "c"]}.items():
+        library.DatasetDict(train=part(["a", "b"]), test=part(test)).save_to_disk(tmp_path / name)
+    assert all_of(load(tmp_path / "swapped", **options).test)[1].tolist() == [1, 0]
+    assert all_of(load(tmp_path / "numbered", **options).test)[1].tolist() == [0, 1]
+    with pytest.raises(DataError, match="sample 1 has the label 'c' in the column 'label' of the split 'test'"):
+        load(tmp_path / "other", **options)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"text": ["w1"]}, "the test split 'validation' has no column 'label'.*Its columns are text"),
+        ({"label": [0], "other": ["w1"]}, "the test split 'validation' has no column 'text'.*are label, other"),
+        ({"label": [0], "text": [["w1"]]}, r"has a column 'text' of type List\(Value\('string'\)\)"),
+        ({"label": [0], "text": [3]}, r"has a column 'text' of type Value\('int64'\)\. Expected: Value\('string'\)"),
+    ],
+)
+def test_a_test_split_with_other_columns_is_an_error(tmp_path: Path, rows: dict[str, Any], message: str) -> None:
+    library = datasets()
+    train = library.Dataset.from_dict({"text": ["w1", "w2"], "label": [0, 1]})
+    library.DatasetDict(train=train, validation=library.Dataset.from_dict(rows)).save_to_disk(tmp_path / "d")
+    save_tokenizer(tmp_path / "t")
+    with pytest.raises(DataError, match=message):
+        load(tmp_path / "d", vocabulary=str(tmp_path / "t"), length=4)
 
 
 def test_parquet_files_of_a_hub_are_read_by_split(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from plateaux.integrations.huggingface_processors import (
     read_tokenizer_folder,
 )
 from plateaux.integrations.huggingface_tables import (
+    check_test_columns,
     choose_splits,
     class_names,
     datasets_library,
@@ -71,14 +72,20 @@ def hf_dataset(
     are by default those of a model `hf:...`; without an image processor, images keep their size.
     """
     folder = find_folder(name, "dataset", download=hub_access.download, root=root)
-    train, test = limit_samples(*choose_splits(read_splits(folder), splits, folder), limit, test_limit)
+    (train_split, train), (test_split, test) = choose_splits(read_splits(folder), splits, folder)
     label = find_label(train, label, folder)
     columns = find_inputs(train, columns, label, folder)
-    names = class_names(train, label)
-    made = _images if is_image(train, columns[0]) else _texts
-    labels = [to_labels(part, label, names, folder) for part in (train, test)]
+    check_test_columns(train, test, columns, label, split=test_split, folder=folder)
+    names = class_names(train, label, folder)
+    parts = limit_samples(train, test, limit, test_limit)
+    labels = [
+        to_labels(part, label, names, split=split, folder=folder)
+        for part, split in zip(parts, (train_split, test_split), strict=True)
+    ]
     processors = _Processors(length, vocabulary, image_processor, root, hub_access)
-    return made(folder.name, [train, test], labels, columns, names, processors)
+    if is_image(train, columns[0]):
+        return _images(folder.name, parts, labels, columns[0], names, processors, whole=(train, test))
+    return _texts(folder.name, parts, labels, columns, names, processors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,21 +206,25 @@ def _images(
     name: str,
     parts: Sequence[Any],
     labels: Sequence[Tensor],
-    columns: tuple[str, ...],
+    column: str,
     names: Sequence[str],
     processors: _Processors,
+    *,
+    whole: Sequence[Any],
 ) -> DataSplits:
-    library, processor = datasets_library(), processors.images()
-    tables = [part.cast_column(columns[0], library.Image(decode=False)) for part in parts]
-    first = encoded_image(tables[0], columns[0], 0)
-    channels = 3 if processor is not None else _count_channels(tables, columns[0])
+    """Return the images of both splits; `whole` are the splits before `limit`, which does not change the channels."""
+    encoded, processor = datasets_library().Image(decode=False), processors.images()
+    tables = [part.cast_column(column, encoded) for part in parts]
+    all_images = [part.cast_column(column, encoded) for part in whole]
+    channels = 3 if processor is not None else _count_channels(all_images, column)
     size = None if processor is None else processor.size
+    first = encoded_image(tables[0], column, 0)
     shape = decode_image(first, size=size, channels=channels, name="Image 0").shape
     train, test = [
         DatasetSource(
             ImageTable(
-                table, columns[0], y, size=size, channels=channels,
-                fingerprint=_fingerprint(part, columns[0], y, size, channels),
+                table, column, y, size=size, channels=channels,
+                fingerprint=_fingerprint(part, column, y, size, channels),
             ),
             name=f"{name}.{split}",
             classes=len(names),

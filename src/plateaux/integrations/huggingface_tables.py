@@ -17,6 +17,9 @@ from plateaux.integrations.huggingface_files import EXTRA, is_plain_name, read_j
 
 TEST_SPLITS = ("test", "validation", "val", "dev")  # the first that exists
 HELD_OUT = 0.2  # of a data set with one split
+MAX_CLASSES = 1_000_000
+MAX_SHOWN = 5  # class names in an error
+ROWS_AT_ONCE = 65_536
 
 
 def read_splits(folder: Path) -> dict[str, Any]:
@@ -67,22 +70,24 @@ def _read_parquet(library: Any, folder: Path) -> dict[str, Any]:
     }
 
 
-def choose_splits(parts: dict[str, Any], splits: tuple[str, str] | None, folder: Path) -> tuple[Any, Any]:
-    """Return the training and the test split."""
+def choose_splits(
+    parts: dict[str, Any], splits: tuple[str, str] | None, folder: Path
+) -> tuple[tuple[str, Any], tuple[str, Any]]:
+    """Return the training and the test split with their names."""
     if splits is not None:
         for name in splits:
             if name not in parts:
                 raise RecipeError(f"data.splits: {folder} has no split {name!r}; {suggest(name, list(parts))}")
-        return parts[splits[0]], parts[splits[1]]
+        return (splits[0], parts[splits[0]]), (splits[1], parts[splits[1]])
     if len(parts) == 1:
         (whole,) = parts.values()
         order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(derive_seed(0, "arrays"))).tolist()
         count = round(len(whole) * HELD_OUT)
-        return whole.select(sorted(order[count:])), whole.select(sorted(order[:count]))
+        return ("train", whole.select(sorted(order[count:]))), ("held out", whole.select(sorted(order[:count])))
     test = next((name for name in TEST_SPLITS if name in parts), None)
     if "train" not in parts or test is None:
         raise RecipeError(f"{folder} has the splits {', '.join(parts)}. Name training and test split in data.splits")
-    return parts["train"], parts[test]
+    return ("train", parts["train"]), (test, parts[test])
 
 
 def limit_samples(train: Any, test: Any, limit: int | None, test_limit: int | None) -> tuple[Any, Any]:
@@ -120,6 +125,24 @@ def find_inputs(part: Any, columns: tuple[str, ...] | None, label: str, folder: 
     return found
 
 
+def check_test_columns(train: Any, test: Any, columns: Sequence[str], label: str, *, split: str, folder: Path) -> None:
+    """Raise DataError if the test split lacks the label or an input, or has inputs of another kind."""
+    where = f"{folder}: the test split {split!r}"
+    for name in (*columns, label):
+        if name not in test.features:
+            raise DataError(
+                f"{where} has no column {name!r}, but the training split has one. Its columns are "
+                f"{', '.join(test.features)}. Name a split that has it in data.splits, or other columns in data.label "
+                "or data.columns"
+            )
+    for name in columns:
+        if is_image(train, name) != is_image(test, name) or _is_text(train, name) != _is_text(test, name):
+            raise DataError(
+                f"{where} has a column {name!r} of type {test.features[name]}. Expected: {train.features[name]}, as in "
+                "the training split"
+            )
+
+
 def _check_column(part: Any, name: str, key: str, folder: Path) -> str:
     if name not in part.features:
         raise RecipeError(f"data.{key}: {folder} has no column {name!r}; {suggest(name, list(part.features))}")
@@ -135,30 +158,54 @@ def _is_text(part: Any, name: str) -> bool:
     return getattr(part.features[name], "dtype", None) in ("string", "large_string", "string_view")
 
 
-def class_names(part: Any, label: str) -> list[str]:
-    """Return the names of the classes: those of a ClassLabel, the distinct texts, or the numbers from 0."""
-    kind, values = part.features[label], part[label]
+def class_names(part: Any, label: str, folder: Path) -> list[str]:
+    """Return the names of the classes: those of a ClassLabel, the distinct texts, or the numbers from 0.
+
+    `part` is the whole training split, so that the classes do not depend on `limit`.
+    """
+    kind = part.features[label]
     if isinstance(kind, datasets_library().ClassLabel):
         return list(kind.names)
+    values = _distinct(part, label)
     if _is_text(part, label):
-        return sorted({str(value) for value in values})
-    numbers = [int(value) for value in values if isinstance(value, int)]
-    return [str(number) for number in range(max(numbers, default=0) + 1)]
-
-
-def to_labels(part: Any, label: str, names: Sequence[str], folder: Path) -> Tensor:
-    """Return the class numbers of a split."""
-    values = list(part[label])
-    if _is_text(part, label):
-        positions = {name: number for number, name in enumerate(names)}
-        values = [positions.get(value, -1) for value in values]
-    wrong = [i for i, value in enumerate(values) if not isinstance(value, int) or not 0 <= value < len(names)]
-    if wrong:
+        return sorted(str(value) for value in values if value is not None)
+    count = max((int(value) for value in values if isinstance(value, int)), default=0) + 1
+    if count > MAX_CLASSES:
         raise DataError(
-            f"{folder}: sample {wrong[0]} has the label {values[wrong[0]]!r} in the column {label!r}. Expected: one of "
-            f"{len(names)} classes. A split without labels has -1; name others in data.splits"
+            f"{folder} has the label {count - 1:,} in the column {label!r}. Expected: class numbers from 0 to "
+            f"{MAX_CLASSES - 1:,}. Name the column of the classes in data.label"
         )
-    return torch.tensor(values, dtype=torch.int64)
+    return [str(number) for number in range(count)]
+
+
+def _distinct(part: Any, name: str) -> set[Any]:
+    """Return the distinct values of a column, of which only a part is in memory at once."""
+    batches = part.select_columns([name]).with_format("arrow").iter(ROWS_AT_ONCE)
+    return {value for batch in batches for value in batch.column(0).unique().to_pylist()}
+
+
+def to_labels(part: Any, label: str, names: Sequence[str], *, split: str, folder: Path) -> Tensor:
+    """Return the class numbers of a split."""
+    values = _read_labels(part, label, names)
+    positions = {name: number for number, name in enumerate(names)}
+    numbers = [positions.get(value) if isinstance(value, str) else value for value in values]
+    wrong = [i for i, number in enumerate(numbers) if not isinstance(number, int) or not 0 <= number < len(names)]
+    if wrong:
+        shown = ", ".join(map(repr, names[:MAX_SHOWN])) + (", ..." if len(names) > MAX_SHOWN else "")
+        raise DataError(
+            f"{folder}: sample {wrong[0]} has the label {values[wrong[0]]!r} in the column {label!r} of the split "
+            f"{split!r}. Expected: one of the {len(names)} classes of the training split ({shown}). A split without "
+            "labels has -1; name others in data.splits"
+        )
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+def _read_labels(part: Any, label: str, names: Sequence[str]) -> list[Any]:
+    """Return the labels of a split; the numbers of a ClassLabel become names if its names are not those of training."""
+    values, own = list(part[label]), list(getattr(part.features[label], "names", None) or ())
+    if not own or own == list(names) or any(each == list(map(str, range(len(each)))) for each in (own, list(names))):
+        return values
+    return [own[value] if isinstance(value, int) and 0 <= value < len(own) else value for value in values]
 
 
 def datasets_library() -> Any:
