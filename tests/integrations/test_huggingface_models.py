@@ -65,6 +65,25 @@ IMAGE: dict[str, dict[str, Any]] = {
     "ResNet": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"},
     "ConvNext": {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
 }
+TOWER = {**SMALL, "projection_dim": 8, "num_hidden_layers": 1}
+WITHOUT_BASE: dict[str, dict[str, Any]] = {  # their classes have no part that is called like their base model
+    "CLIP": {
+        "text_config": {**TOWER, "vocab_size": 21},
+        "vision_config": {**TOWER, "image_size": 16, "patch_size": 8},
+    },
+    "Siglip": {
+        "text_config": {**TOWER, "vocab_size": 21},
+        "vision_config": {**TOWER, "image_size": 16, "patch_size": 8},
+    },
+    "HGNetV2": {
+        "stem_channels": [3, 8, 8], "stage_in_channels": [8], "stage_mid_channels": [8], "stage_out_channels": [16],
+        "stage_num_blocks": [1], "stage_numb_of_layers": [1], "stage_downsample": [False],
+        "stage_light_block": [False], "stage_kernel_size": [3], "depths": [1], "hidden_sizes": [16],
+        "embedding_size": 8,
+    },
+    "PPLCNet": {},
+}  # fmt: skip
+LAST_LAYERS = {"HGNetV2": "fc", "PPLCNet": "head"}
 VMAP = ("Bert", "DistilBert", "Electra")
 
 
@@ -225,6 +244,36 @@ def test_inputs_of_another_kind_are_explained(tmp_path: Path) -> None:
     ):
         with pytest.raises(RecipeError, match=message):
             build(tmp_path / folder, shape=shape, classes=3)
+
+
+@pytest.mark.parametrize("name", ["CLIP", "Siglip", "HGNetV2", "PPLCNet"])
+def test_missing_weights_below_the_last_layer_are_an_error_without_a_base_model(tmp_path: Path, name: str) -> None:
+    config = getattr(transformers(), f"{name}Config")(**WITHOUT_BASE[name], num_labels=3)
+    saved = save_model(tmp_path / "m", config, task="AutoModelForImageClassification").state_dict()
+    file = tmp_path / "m" / "model.safetensors"
+    last = LAST_LAYERS.get(name, "classifier")
+    content = load_file(file)
+    rest = {key: tensor for key, tensor in content.items() if not key.startswith(f"{last}.")}
+    assert 0 < len(content) - len(rest) <= 2
+    save_file(rest, file, {"format": "pt"})
+    one, other = (build(tmp_path / "m", shape=(3, 16, 16), classes=3, seed=seed).state_dict() for seed in (1, 2))
+    assert all(torch.equal(one[key], saved[key]) for key in saved if not key.startswith(f"{last}."))
+    assert not torch.equal(one[f"{last}.weight"], other[f"{last}.weight"])
+    wide = build(tmp_path / "m", shape=(3, 16, 16), classes=5).state_dict()
+    assert wide[f"{last}.weight"].shape[0] == 5
+    first = sorted(rest)[0]
+    for part in ({}, {key: tensor for key, tensor in rest.items() if key != first}):
+        save_file({**part, **{key: content[key] for key in content if key not in rest}}, file, {"format": "pt"})
+        with pytest.raises(RecipeError, match="does not have all weights"):
+            build(tmp_path / "m", shape=(3, 16, 16), classes=3)
+
+
+def test_the_vision_part_of_a_pretrained_clip_is_a_base(tmp_path: Path) -> None:
+    saved = save_model(tmp_path / "m", transformers().CLIPConfig(**WITHOUT_BASE["CLIP"]), task="AutoModel").state_dict()
+    found = build(tmp_path / "m", shape=(3, 16, 16), classes=3).state_dict()
+    shared = [name for name in found if name in saved]
+    assert {name for name in found if name not in shared} == {"classifier.weight", "classifier.bias"}
+    assert all(torch.equal(found[name], saved[name]) for name in shared)
 
 
 @pytest.mark.parametrize("size", [[16], [16, 16, 16], ["16", "16"], {"height": 16}, "16"])

@@ -205,14 +205,22 @@ def _check_weights(folder: Path) -> None:
 
 def _check_loaded(network: Any, info: Mapping[str, Any], folder: Path) -> None:
     """Raise an error if weights below the classifier are missing or have another shape."""
-    prefix = f"{network.base_model_prefix}."
     names = [*info["missing_keys"], *(key if isinstance(key, str) else key[0] for key in info["mismatched_keys"])]
-    base = sorted(name for name in names if name.startswith(prefix) and ".pooler." not in name)
+    base = sorted(name for name in names if _is_base(network, name) and ".pooler." not in name)
     if base:
         raise RecipeError(
             f"{folder} does not have all weights of {type(network).__name__}: {len(base)} are missing or have another "
             f"shape, such as {base[0]}. Expected: the weights of the architecture in config.json. Save the model again"
         )
+
+
+def _is_base(network: Any, name: str) -> bool:
+    """Return whether a weight is one below the classifier."""
+    prefix = network.base_model_prefix
+    if prefix in dict(network.named_children()):
+        return name.startswith(f"{prefix}.")
+    last = [each for each, _ in network.named_parameters()][-1].rpartition(".")[0]  # as in CLIP, which has no such part
+    return not name.startswith(f"{last}.")
 
 
 def _config(tree: Mapping[str, Any], classes: int, where: str) -> Any:
