@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from hf_folders import save_bert, save_texts, save_vit, transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import plateaux
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.optional import optional_import
 from plateaux.core.registry import model
-from plateaux.integrations.peft_adapters import is_adapter, load_adapter
+from plateaux.integrations.peft_adapters import PREFIX, is_adapter, load_adapter
 from plateaux.models.lora import LoRALinear, add_lora
 from plateaux.storage.save_adapter import save_adapter
 
@@ -85,8 +85,8 @@ def test_an_adapter_of_peft_gives_equal_logits_here(tmp_path: Path) -> None:
 def test_a_network_with_adapters_takes_those_of_peft_if_they_have_the_same_layers(tmp_path: Path) -> None:
     save_bert(tmp_path / "bert")
     one = build(tmp_path / "bert")
-    add_lora(one, rank=3, alpha=5.0, target_modules=TARGETS)
-    theirs_in_ours(tmp_path / "a", str(tmp_path / "bert"), tokens(), one)
+    add_lora(one, rank=3, alpha=5.0, target_modules=TARGETS, modules_to_save=[])
+    theirs_in_ours(tmp_path / "a", str(tmp_path / "bert"), tokens(), one)  # the head is that of the base
     other = build(tmp_path / "bert")
     add_lora(other, rank=4, alpha=5.0, target_modules=TARGETS)
     with pytest.raises(RecipeError, match=r"rank 3, alpha 5, and 4 layers.*Set the same values"):
@@ -188,3 +188,43 @@ def test_adapters_of_peft_become_the_members_of_a_run(tmp_path: Path) -> None:
     for member, logits in zip(ensemble.members, expected, strict=True):
         torch.testing.assert_close(member(**x), logits, rtol=0, atol=1e-6)
     assert not torch.equal(expected[0], expected[1])
+
+
+def test_an_adapter_has_all_tensors_that_the_network_trains_and_no_others(tmp_path: Path) -> None:
+    save_bert(tmp_path / "base")
+    one = build(tmp_path / "base")
+    add_lora(one, rank=2, alpha=6.0, target_modules=TARGETS)
+    save_adapter(one, tmp_path / "a")
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    content = load_file(file)
+    load_adapter(one, tmp_path / "a")
+    with_less = build(tmp_path / "base")
+    add_lora(with_less, rank=2, alpha=6.0, target_modules=TARGETS, modules_to_save=[])
+    with pytest.raises(RecipeError, match=r"has classifier\.weight, which.*does not train. Add 'classifier' to lora"):
+        load_adapter(with_less, tmp_path / "a")
+    headless = {name: tensor for name, tensor in content.items() if "classifier" not in name}
+    save_file(headless, file, {"format": "pt"})
+    for name in ("classifier.weight", "classifier.bias"):
+        with pytest.raises(RecipeError, match=rf"has no {name}, which.*SEQ_CLS.*lora\.modules_to_save = \[\]"):
+            load_adapter(one, tmp_path / "a")
+        save_file({**headless, f"{PREFIX}classifier.weight": content[f"{PREFIX}classifier.weight"]}, file)
+    save_file(headless, file, {"format": "pt"})
+    load_adapter(with_less, tmp_path / "a")
+
+
+def test_an_adapter_is_not_imported_without_lora_in_the_recipe(tmp_path: Path) -> None:
+    save_bert(tmp_path / "base")
+    save_texts(tmp_path / "texts")
+    one = build(tmp_path / "base")
+    add_lora(one, rank=2, alpha=6.0, target_modules=TARGETS)
+    save_adapter(one, tmp_path / "adapter")
+    recipe = plateaux.Recipe.from_dict(
+        {
+            "members": 1,
+            "data": {"name": f"hf:{tmp_path / 'texts'}", "length": 12},
+            "model": {"name": f"hf:{tmp_path / 'base'}"},
+        }
+    )
+    with pytest.raises(RecipeError, match=r"a PEFT adapter without its base model.*merge_and_unload.*\[model\.lora\]"):
+        plateaux.import_weights(tmp_path / "run", recipe, [str(tmp_path / "adapter")])
+    assert not (tmp_path / "run").exists()

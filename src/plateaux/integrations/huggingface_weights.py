@@ -35,7 +35,8 @@ def read_folder_weights(folder: Path) -> dict[str, Tensor]:
     if (folder / ADAPTER).is_file():
         raise RecipeError(
             f"{str(folder)!r} contains a PEFT adapter without its base model: save the complete model with "
-            "model.merge_and_unload().save_pretrained(...)."
+            "model.merge_and_unload().save_pretrained(...), or add [model.lora] with the values of the adapter to the "
+            "recipe."
         )
     raise RecipeError(f"{str(folder)!r} has neither {' nor '.join(WEIGHTS)}: save the model with save_pretrained(...).")
 

@@ -87,7 +87,7 @@ def load_adapter(module: nn.Module, folder: str | Path) -> None:
             f"{place} has an adapter for {missing[0]!r}, which is no linear layer of {type(module).__name__}. Load it "
             "into the base model that it was trained with"
         )
-    if not any(isinstance(part, LoRALinear) for part in parts.values()):
+    if not has_adapters(module):
         add_lora(module, rank=rank, alpha=alpha, target_modules=targets, modules_to_save=_parents(others))
     _check_layers(module, targets, rank, alpha, place)
     state = {f"{name}.down.weight": tensors[f"{name}{DOWN}"] for name in targets}
@@ -99,7 +99,29 @@ def load_adapter(module: nn.Module, folder: str | Path) -> None:
             f"{place / WEIGHTS}: {wrong[0]} has the shape {list(state[wrong[0]].shape)}, which does not match "
             f"{type(module).__name__}. The usual cause is another base model or another number of classes"
         )
+    _check_trained(module, state, place)
     module.load_state_dict(state, strict=False)
+
+
+def has_adapters(module: nn.Module) -> bool:
+    """Return whether a network has layers with LoRA adapters."""
+    return any(isinstance(part, LoRALinear) for part in module.modules())
+
+
+def _check_trained(module: nn.Module, state: Mapping[str, Tensor], place: Path) -> None:
+    """Raise an error if a member would keep a random tensor, or change one that all members share."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and name not in state:
+            raise RecipeError(
+                f"{place / WEIGHTS} has no {name}, which [model.lora] trains: it would stay as initialized. Save "
+                'the adapter with it (PEFT: task_type="SEQ_CLS", or modules_to_save), or set lora.modules_to_save = [] if '
+                "the base has it"
+            )
+        if not parameter.requires_grad and name in state:
+            raise RecipeError(
+                f"{place / WEIGHTS} has {name}, which [model.lora] does not train. Add "
+                f"{name.rpartition('.')[0] or name!r} to lora.modules_to_save"
+            )
 
 
 def _check_layers(module: nn.Module, targets: Iterable[str], rank: int, alpha: float, place: Path) -> None:

@@ -24,7 +24,7 @@ from plateaux.data.sources import DataSplits
 from plateaux.integrations.huggingface_models import model_configs
 from plateaux.integrations.huggingface_weights import check_class_order, is_model_folder, read_folder_weights
 from plateaux.integrations.lightning_checkpoints import SUFFIX, is_sharded_checkpoint, read_lightning_checkpoint
-from plateaux.integrations.peft_adapters import is_adapter, load_adapter
+from plateaux.integrations.peft_adapters import has_adapters, is_adapter, load_adapter
 from plateaux.models.weight_files import read_weights
 from plateaux.models.weight_names import Weights, compare_names, find_prefixes, rename, select_prefix, suggest_renaming
 from plateaux.storage.run import MemberProgress, Run
@@ -130,7 +130,7 @@ def split_file(spec: str) -> tuple[str, str]:
 
 def _load(module: nn.Module, spec: str, names: Mapping[str, str | None], labels: Sequence[str]) -> None:
     file, prefix = split_file(spec)
-    if is_adapter(file):
+    if is_adapter(file) and has_adapters(module):  # without them, the file must contain a complete model
         load_adapter(module, file)
         return
     weights = select_prefix(_read(Path(file), labels), prefix, file)
