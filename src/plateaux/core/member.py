@@ -132,7 +132,7 @@ def preserve_buffers(buffers: TensorTree) -> Iterator[None]:
 
 
 @contextmanager
-def preserve_buffers_of(module: nn.Module) -> Iterator[None]:
+def preserve_module_buffers(module: nn.Module) -> Iterator[None]:
     """Restore the buffers of a module on exit: their values, and the tensors that a forward pass may have replaced."""
     bound = [(layer._buffers, name, buffer) for layer in module.modules() for name, buffer in layer._buffers.items()]
     try:

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from plateaux.core import tensor_tree
 from plateaux.core.errors import TrainingLoopError
-from plateaux.core.member import at_params, preserve_buffers_of
+from plateaux.core.member import at_params, preserve_module_buffers
 from plateaux.core.method import StepContext, Update
 from plateaux.core.types import TensorTree
 from plateaux.optim.forward_records import ForwardRecords
@@ -357,7 +357,7 @@ class GradientState:
         # Within one autocast context, autocast caches converted weights, also those from before the perturbation.
         torch.clear_autocast_cache()
         try:
-            with preserve_buffers_of(self.model), at_params(params, at), self.records.replay():
+            with preserve_module_buffers(self.model), at_params(params, at), self.records.replay():
                 yield
         finally:
             torch.clear_autocast_cache()

@@ -126,7 +126,7 @@ class TrackerHost:
             module, _, attribute = self.target.partition(":")
             tracker: Tracker = getattr(importlib.import_module(module), attribute)()
             run_id = tracker.start(self._tracked_run(each), each.config)
-            self._save(each, run_id, each.stored.step if run_id == each.stored.id else 0)  # a new run has no numbers
+            self._save(each, run_id, each.stored.step if run_id == each.stored.id else 0)  # it begins a new run
             each.tracker = tracker
         while each.pending:
             step, values = each.pending[0]
