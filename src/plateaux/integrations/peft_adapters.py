@@ -114,8 +114,8 @@ def _check_trained(module: nn.Module, state: Mapping[str, Tensor], place: Path) 
         if parameter.requires_grad and name not in state:
             raise RecipeError(
                 f"{place / WEIGHTS} has no {name}, which [model.lora] trains: it would stay as initialized. Save "
-                'the adapter with it (PEFT: task_type="SEQ_CLS", or modules_to_save), or set lora.modules_to_save = [] if '
-                "the base has it"
+                'the adapter with it (PEFT: task_type="SEQ_CLS", or modules_to_save), or set lora.modules_to_save = [] '
+                "if the base has it"
             )
         if not parameter.requires_grad and name in state:
             raise RecipeError(
