@@ -47,7 +47,7 @@ Trust = Annotated[
     ),
 ]
 Download = Annotated[
-    bool, typer.Option("--download", help="Allow downloads from the Hugging Face hub, for names hf:user/name.")
+    bool, typer.Option("--download", help="Allow downloads: names hf:user/name, and pretrained weights of timm.")
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; by default the best available.")]
 Members = Annotated[str | None, typer.Option(help="Use only these members, such as 0,2.")]

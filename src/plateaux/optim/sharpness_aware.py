@@ -240,7 +240,7 @@ class GradientState:
 
     def _carry(self) -> None:
         params = self.params()
-        # Copies: DistributedDataParallel may reuse the memory of the gradients.
+        # Copies, here and in `_parts`: DistributedDataParallel may reuse the memory of the gradients.
         self.carried = {name: param.grad.clone() for name, param in params.items() if param.grad is not None}
         _clear(params)
         self.is_ready = False
@@ -345,7 +345,6 @@ class GradientState:
             has_gradient = self.records.with_gradient() if request.at is None else self.records.has_replayed_gradient
             if not has_gradient:
                 raise TrainingLoopError(NO_GRADIENT)
-            # Copies: DistributedDataParallel may reuse the memory of the gradients for the next part.
             answer = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in params.items()}
             if request.at is None:
                 factor = _nan_unless_finite(answer)

@@ -66,7 +66,7 @@ def import_weights(
         model: Replaces the model named in the recipe.
         loss: Replaces the loss named in the recipe.
         trust: Modules whose functions the recipe may call.
-        download: Allow downloads from the Hugging Face hub for names `hf:user/name`.
+        download: Allow downloads: of names `hf:user/name`, and of pretrained weights of timm.
     """
     components = Components(data, model, loss, trust=tuple(trust), download=download)
     specs = expand_patterns(files)

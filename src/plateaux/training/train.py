@@ -73,7 +73,7 @@ def train(
         loss: Replaces the loss named in the recipe.
         unlabeled: Samples whose labels are not used, for methods that need them.
         trust: Modules whose functions the recipe may call, and trackers that it may start, such as `wandb`.
-        download: Allow downloads from the Hugging Face hub for names `hf:user/name`.
+        download: Allow downloads: of names `hf:user/name`, and of pretrained weights of timm.
         branch_from: A run, its folder, or its URL. Members start from the checkpoints that it wrote at its first data
             partition; both runs must train the same way up to it.
         accept_changes: Resume a run although its data or the code of its model have changed; the changes are recorded
