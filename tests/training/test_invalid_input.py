@@ -48,6 +48,19 @@ def normalized(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(shape[0], 5), nn.BatchNorm1d(5), nn.Linear(5, classes))
 
 
+class Counting(nn.Linear):
+    """Counts its calls in a buffer that it replaces."""
+
+    def __init__(self, *, persistent: bool) -> None:
+        super().__init__(4, CLASSES)
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()), persistent=persistent)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return super().forward(input)
+
+
 class Samples:
     """A map-style data set of rows."""
 
@@ -157,6 +170,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"data": lambda: tensors(X[:25], Y[:25]), "model": normalized},
         r"has a single sample \(25 training samples in batches of 8\).*Set data\.drop_last = true",
     ),
+    "a network that replaces its buffer": (
+        {"model": lambda: Counting(persistent=True)},
+        r"The model Counting assigns a new tensor to its buffer 'calls'.* Write self\.calls\.copy_\(value\)",
+    ),
     "an averaged loss": (
         {"loss": lambda outputs, batch: nn.functional.cross_entropy(outputs[0], batch.y)},
         r"The loss returned \[\] for outputs \[1, 2, 3\]\. Expected: .* reduction='none'",
@@ -224,6 +241,10 @@ def test_a_network_that_handles_missing_values_is_trained(tmp_path: Path) -> Non
 
     data = tensors(x=changed(X, 5, torch.nan))
     assert train(tmp_path, lambda: data, lambda: Robust(4, CLASSES)).progress(0).finished
+
+
+def test_a_buffer_that_is_not_saved_may_be_replaced(tmp_path: Path) -> None:
+    assert train(tmp_path, model=lambda: Counting(persistent=False)).progress(0).finished
 
 
 def test_what_was_found_is_stored_in_the_run(tmp_path: Path) -> None:

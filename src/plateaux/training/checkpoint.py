@@ -15,7 +15,6 @@ from plateaux.training.state import GradScaler, TrainState
 
 def state_dict(state: TrainState) -> dict[str, Any]:
     """Return everything that is needed to resume a member exactly."""
-    _check_buffers(state)
     state.sync_lr()
     scheduler = state.lr_scheduler if state.shared_lr_scheduler is None else state.shared_lr_scheduler.lr_scheduler
     return {
@@ -46,18 +45,6 @@ def load_state_dict(state: TrainState, stored: dict[str, Any]) -> None:
         state.scaler = GradScaler(**stored["scaler"])
     if state.average is not None:
         state.average.load_state_dict(stored["average"], next(iter(state.params.values())).device)
-
-
-def _check_buffers(state: TrainState) -> None:
-    """Raise an error for a buffer that a forward pass replaced: its value would be missing in the checkpoint."""
-    stored = state.module.state_dict(keep_vars=True)
-    replaced = [name for name, buffer in state.buffers.items() if stored.get(name, buffer) is not buffer]
-    if replaced:
-        raise RunError(
-            f"The model assigns a new tensor to its buffer {replaced[0]!r} in the forward pass. Buffers are saved, "
-            f"and restored after the second pass of SAM, in place: write self.{replaced[0]}.copy_(value) in the model, "
-            "or register the buffer with persistent=False if it need not be saved"
-        )
 
 
 def _check_masks(state: TrainState) -> None:

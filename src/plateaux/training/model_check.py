@@ -6,7 +6,7 @@ An error says what was found, what is expected, and the usual cause; nothing has
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -118,7 +118,9 @@ def _check_network(
     loader = replace(loader, num_workers=0, unlabeled=None)
     batch = next(loader.batches(loader.ids[:2], 0))
     member = MemberModule(module)
+    buffers = dict(module.named_buffers())
     outputs = _attempt(lambda: member(batch.x), lambda error: _cannot_run(error, module, batch.x))
+    _check_buffers(buffers, module)
     _check_outputs(outputs, batch, data, module, custom_loss=components.loss is not None)
     loss = build_loss(recipe, number, components)
     losses = _attempt(lambda: loss(outputs[None], batch), lambda error: _cannot_compute_loss(error, outputs, batch))
@@ -138,6 +140,19 @@ def _check_network(
     _check_single_samples(recipe, loader, member, batch)
     if nonfinite is not None:
         _check_nonfinite(loader, member, nonfinite, data)
+
+
+def _check_buffers(before: Mapping[str, Tensor], module: nn.Module) -> None:
+    """Raise an error if a forward pass replaced a saved buffer instead of changing its values."""
+    after, saved = dict(module.named_buffers()), set(module.state_dict())
+    replaced = [name for name, buffer in before.items() if after.get(name) is not buffer and name in saved]
+    if replaced:
+        name = replaced[0].rpartition(".")[2]
+        raise RecipeError(
+            f"{_name(module)} assigns a new tensor to its buffer {replaced[0]!r} in the forward pass. Expected: a "
+            "change in place, because buffers are saved, and restored after the second pass of SAM, in place. Write "
+            f"self.{name}.copy_(value) in the model, or register it with persistent=False if it need not be saved"
+        )
 
 
 def _check_outputs(outputs: object, batch: Batch, data: DataSplits, module: nn.Module, *, custom_loss: bool) -> None:
