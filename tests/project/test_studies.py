@@ -43,6 +43,7 @@ def test_results_files_are_json_of_at_most_2_mb() -> None:
         ("flat_and_diverse", 1),
         *(("sharpbalance_test", number) for number in (4, 5, 7)),
         ("more_members", 6),
+        *(("narrower_and_sparser", number) for number in (2, 3)),
         *(("six_controls", number) for number in (11, 12)),
     ],
 )

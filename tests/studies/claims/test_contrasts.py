@@ -179,12 +179,24 @@ def test_nan_is_refused_and_not_left_out() -> None:
 
 
 def test_slopes_of_two_widths_are_compared_in_each_repetition() -> None:
-    probe = "worst_l2(m=125; samples=500)"
-    results = said(2, [*curve(16, 0.3, fitted=(0.5, 1.0, 1.0), probe=probe), *curve(8, 0.5, probe=probe)])
-    assert results.cases[STATED].primary[0].value == pytest.approx(0.2)
+    probe, radii = "worst_l2(m=125; samples=500)", (0.0, 0.05, 0.1)
+    wide = curve(16, 0.3, radii, fitted=(0.5, 1.0, 1.0), probe=probe)
+    results = said(2, [*wide, *curve(8, 0.5, radii, probe=probe)])
+    (case,) = results.cases.values()
+    assert [case.primary[0].value, case.also[0].value] == pytest.approx([0.2, 0.2])
     assert ClaimEntry(CLAIMS[2], results).verdicts == {
         STATED: "not testable at this scale"
     }  # half of the samples are fitted
+
+
+def test_a_comparison_can_be_limited_to_some_levels_of_a_factor() -> None:
+    probe = "worst_l2(m=125; samples=500)"
+    near = [*curve(16, 0.3, (0.0, 0.05, 0.1), probe=probe), *curve(8, 0.5, (0.0, 0.05, 0.1), probe=probe)]
+    far = curve(8, 0.5, (0.2,), probe=probe)
+    off = [replace(each, value=3 * each.value) if each.metric == "der" else each for each in far]
+    case = said(2, [*near, *off, *curve(16, 0.3, (0.2,), probe=probe)]).cases[STATED]
+    assert case.also[0].value == pytest.approx(0.2), "the radius of 0.2 is left out"
+    assert abs(case.primary[0].value - 0.2) > 0.01
 
 
 def test_a_slope_needs_three_points_above_zero() -> None:

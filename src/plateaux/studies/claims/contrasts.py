@@ -134,7 +134,12 @@ def conditions(results: Sequence[ResultLike], where: Condition) -> list[Conditio
 
 
 def _has_factors(condition: Condition, where: Condition) -> bool:
-    return all(condition.get(name) == value for name, value in where.items())
+    """Return whether a condition has the given factors; a list allows any of its values."""
+    return all(_is_level(condition.get(name), value) for name, value in where.items())
+
+
+def _is_level(level: Any, value: Any) -> bool:
+    return bool(level == value) or (isinstance(value, list | tuple) and level in value)
 
 
 def by_repetition(results: Sequence[ResultLike], row: str, condition: Condition) -> dict[int, float]:
