@@ -9,14 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
-import toy_trackers
 from typer.testing import CliRunner
 from waiting import wait_until
 
@@ -268,9 +267,11 @@ def test_a_tracker_that_works_again_gets_what_it_has_missed_in_order(
 
 
 @pytest.fixture
-def no_ensemble(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not wait for the process that starts the ensemble, because there is none."""
+def no_ensemble(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Do not wait for the process that starts the ensemble, because there is none. The tracker is imported here."""
     monkeypatch.setattr(tracker_process, "PARENT_WAIT_S", 0.0)
+    yield
+    sys.modules.pop("toy_trackers", None)
 
 
 def host_of(root: Path) -> TrackerHost:
@@ -306,6 +307,17 @@ def test_a_member_whose_first_message_failed_gets_all_its_epochs(
 
 
 @pytest.mark.usefixtures("no_ensemble")
+def test_a_member_that_could_not_be_added_holds_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: Path
+) -> None:
+    monkeypatch.setattr(tracker_process, "LOCK_WAIT_S", 0.0)
+    host = host_of(tmp_path)
+    host.store.put_json("trackers/recorder/0.json", {"id": "../../x", "step": 1})
+    replies = [host.handle(message) for message in epochs_of(1, 2)]
+    assert all("id = '../../x'" in reply["error"] for reply in replies), "not an error of the lock"
+
+
+@pytest.mark.usefixtures("no_ensemble")
 def test_numbers_of_a_member_that_could_not_be_added_are_counted_as_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: Path
 ) -> None:
@@ -334,7 +346,7 @@ def test_a_tracker_that_begins_a_new_run_gets_the_earlier_epochs_again(
     same.close("stopped", {}, [])
     assert [call["step"] for call in read(recorded) if "step" in call] == [3]
     recorded.write_text("")
-    monkeypatch.setattr(toy_trackers.Recorder, "start", start_a_new_run)
+    monkeypatch.setattr("toy_trackers.Recorder.start", start_a_new_run)
     other = host_of(tmp_path)
     for message in epochs_of(1, 2, 3, 4):
         other.handle(message)
@@ -342,7 +354,7 @@ def test_a_tracker_that_begins_a_new_run_gets_the_earlier_epochs_again(
     assert [call["step"] for call in read(recorded) if "step" in call] == [1, 2, 3, 4]
 
 
-def start_a_new_run(self: toy_trackers.Recorder, run: Any, config: Any) -> str:
+def start_a_new_run(self: Any, run: Any, config: Any) -> str:
     """Return another id than the stored one, as if the run had been deleted on the server."""
     self.member, self.id = run.member, "new"
     return self.id

@@ -110,8 +110,11 @@ class TrackerHost:
 
     def _add(self, name: str, config: Mapping[str, Any]) -> TrackedMember:
         """Lock what is stored, because the process of a run that was killed may still be about to end, and read it."""
-        self.locks.enter_context(self.store.lock(self._state_name(name).removesuffix(".json"), timeout=LOCK_WAIT_S))
-        return TrackedMember(None if name == ENSEMBLE else int(name), config, self._stored(name))
+        with ExitStack() as stack:  # without the member, the lock is released, because it is added again
+            stack.enter_context(self.store.lock(self._state_name(name).removesuffix(".json"), timeout=LOCK_WAIT_S))
+            member = TrackedMember(None if name == ENSEMBLE else int(name), config, self._stored(name))
+            self.locks.enter_context(stack.pop_all())
+        return member
 
     def _stored(self, name: str) -> StoredTracker:
         file = self._state_name(name)
