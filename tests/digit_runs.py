@@ -8,6 +8,7 @@ from typing import Any
 import plateaux
 
 SMALL_RESNET = {"name": "resnet8", "width": 4}
+SMALL_MLP = {"name": "mlp", "hidden_sizes": [16]}
 
 
 def digits_recipe(*, members: int = 2, epochs: int = 2, model: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from digit_runs import train_digits
+from digit_runs import SMALL_MLP, train_digits
 from PIL import Image
 
 import plateaux
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.xdist_group("batch")  # one worker trains the run once
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = train_digits(tmp_path_factory.mktemp("run"), model={"name": "mlp", "hidden_sizes": [16]})
+    out = train_digits(tmp_path_factory.mktemp("run"), model=SMALL_MLP)
     plateaux.calibrate(out, fit=plateaux.CalibrationOptions(target_risk=0.1))
     return out
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from digit_runs import train_digits
+from digit_runs import SMALL_MLP, train_digits
 from torch import nn
 
 from plateaux.core.errors import RecipeError
@@ -28,8 +28,7 @@ pytestmark = pytest.mark.xdist_group("deployed_cascade")  # one worker trains th
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model = {"name": "mlp", "hidden_sizes": [16]}
-    out = train_digits(tmp_path_factory.mktemp("run"), members=4, epochs=3, model=model)
+    out = train_digits(tmp_path_factory.mktemp("run"), members=4, epochs=3, model=SMALL_MLP)
     calibrate(out, fit=CalibrationOptions(cascade=CascadeOptions(max_harm=0.05), target_risk=0.1))
     return out
 

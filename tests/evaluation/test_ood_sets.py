@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from digit_runs import SMALL_MLP, digits_recipe, train_digits
 from torch.utils.data import Dataset, IterableDataset
 
 from plateaux.config.recipe import Recipe
@@ -20,21 +21,10 @@ from plateaux.evaluation.ood import detect_ood
 from plateaux.evaluation.splits import ResizedSource
 from plateaux.training.train import train
 
-RECIPE: dict[str, Any] = {
-    "members": 2,
-    "data": {"name": "digits", "batch_size": 64},
-    "model": {"name": "mlp", "hidden_sizes": [16]},
-    "optimizer": {"lr": 0.1},
-    "train": {"epochs": 2},
-    "executor": {"threads": 1},
-}
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("run")
-    train(Recipe.from_dict(RECIPE), out)
-    return out
+    return train_digits(tmp_path_factory.mktemp("run"), model=SMALL_MLP)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +33,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     x = torch.randn(96, 4, generator=torch.Generator().manual_seed(0))
     data = from_tensors((x[:64], x[:64, 0] > 0), (x[64:], x[64:, 0] > 0), classes=2)
     out = tmp_path_factory.mktemp("table")
-    train(Recipe.from_dict({**RECIPE, "data": {"name": "table"}}), out, data=data)
+    recipe = {**digits_recipe(model=SMALL_MLP), "data": {"name": "table"}}
+    train(Recipe.from_dict(recipe), out, data=data)
     return out, data
 
 
@@ -58,7 +49,7 @@ def test_arrays_give_the_numbers_of_the_data_set_with_a_name(run: Path) -> None:
     expected = rows(run, ["digits"])
     assert rows(run, {"own": x}) == expected
     assert rows(run, {"own": x.numpy()}) == expected
-    assert rows(run, {"own": x.squeeze(1).numpy()} if x.dtype == torch.uint8 else {"own": x}) == expected
+    assert rows(run, {"own": x.squeeze(1).numpy()}) == expected
     pairs = [(image, int(label)) for image, label in zip(x, labels, strict=True)]
     assert rows(run, {"own": Pairs(pairs)}) == expected
     (both, *_), names = detect_ood(run, {"far": {"a": x, "b": 1 - x}}), ["a (far)", "b (far)"]
@@ -69,7 +60,7 @@ def test_arrays_give_the_numbers_of_the_data_set_with_a_name(run: Path) -> None:
 def test_images_of_another_size_and_with_colors_are_converted(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     own = dataset.get("digits")().test.fetch(torch.arange(40))[0]
     large = torch.rand(40, 3, 12, 12, generator=torch.Generator().manual_seed(1)) * float(own.max())
-    large = large.round().to(own.dtype)
+    large = large.round().to(torch.uint8)
     source = from_tensors((large, torch.zeros(40)), (large, torch.zeros(40)), classes=10).test
     small = ResizedSource(source, (1, 8, 8)).fetch(torch.arange(40))[0]
     expected = rows(run, {"small": small})
@@ -142,8 +133,7 @@ class Stream(IterableDataset[Any]):
 
 def test_a_data_set_whose_samples_are_not_hashed_is_not_cached(run: Path) -> None:
     """The fingerprint reads a few samples only, so another data set can have the same one."""
-    x = torch.randint(0, 256, (400, 1, 8, 8), generator=torch.Generator().manual_seed(2))
-    x = x.to(dataset.get("digits")().test.fetch(torch.arange(1))[0].dtype)
+    x = torch.randint(0, 256, (400, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
     pairs = [(image, 0) for image in x]
     before = rows(run, {"pairs": Pairs(pairs)})
     hashed = set(sample_ids(len(x), HASHED_SAMPLES).tolist())

@@ -49,6 +49,11 @@ def map_tensors(x: Inputs, fn) -> Inputs:  # type: ignore[no-untyped-def]
     return {name: fn(tensor) for name, tensor in x.items()}
 
 
+def first_tensor(x: Inputs) -> Tensor:
+    """Return the tensor, or the first named tensor, of `x`: its length and its device are those of all."""
+    return x if isinstance(x, Tensor) else next(iter(x.values()))
+
+
 def _rows(tensor: Tensor, rows: slice | Tensor) -> Tensor:
     """Return some rows in the memory format of the tensor, on which the speed of convolutions depends."""
     if isinstance(rows, slice):

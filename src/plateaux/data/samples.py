@@ -39,12 +39,13 @@ def describe_sample(sample: Any, i: int, name: str) -> str:
             "returns a dictionary or more than two values; wrap it in one that returns pairs"
         )
     x, y = sample
-    return f"({_describe_input(x, i, name)}, {_describe_label(y)})"
+    return f"({describe_input(x, i, name)}, {_describe_label(y)})"
 
 
-def _describe_input(x: Any, i: int, name: str) -> str:
+def describe_input(x: Any, i: int, name: str) -> str:
+    """Return dtype and shape of the input of sample `i`."""
     if isinstance(x, Mapping):
-        return "{" + ", ".join(f"{key}: {_describe_input(value, i, name)}" for key, value in x.items()) + "}"
+        return "{" + ", ".join(f"{key}: {describe_input(value, i, name)}" for key, value in x.items()) + "}"
     if isinstance(x, Tensor | np.ndarray):
         return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
     if isinstance(x, int | float | np.generic):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plateaux.core.arrays import Array, ArrayInputs, to_inputs, to_labels
 from plateaux.core.errors import DataError, PlateauxError, first_line
-from plateaux.core.types import Inputs, derive_seed, map_tensors
+from plateaux.core.types import Inputs, derive_seed, first_tensor, map_tensors
 from plateaux.data.preprocessing import NO_PREPROCESSING, Preprocessing
 from plateaux.data.samples import check_label_range, collate, describe_sample, hash_labels, hash_sample, sample_ids
 
@@ -266,5 +266,5 @@ def from_tensors(
             )
     sources = InMemorySource(*train), InMemorySource(*test)
     x = sources[0].x
-    shape = x.shape[1:] if isinstance(x, Tensor) else next(iter(x.values())).shape[1:]
+    shape = first_tensor(x).shape[1:]
     return DataSplits(name, *sources, classes, tuple(shape), tuple(mean), tuple(std), tuple(labels))

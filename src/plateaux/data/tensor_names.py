@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import DataError
-from plateaux.core.types import Inputs, TensorTree
+from plateaux.core.types import Inputs, TensorTree, first_tensor
 from plateaux.data.sources import DataSplits, InMemorySource
 
 DATA_FILE = "data.safetensors"
@@ -57,7 +57,7 @@ def from_named_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str
             f"The metadata of the tensors do not name the classes ({error!r}): use a file that plateaux.fit wrote."
         ) from None
     x = sources[0].x
-    shape = tuple((x if isinstance(x, Tensor) else next(iter(x.values()))).shape[1:])
+    shape = tuple(first_tensor(x).shape[1:])
     statistics = [tensors.get(name, torch.empty(0)) for name in ("mean", "std")]
     if any(values.ndim != 1 for values in statistics):
         raise DataError("The tensors 'mean' and 'std' need one dimension, with a value for each feature or channel.")

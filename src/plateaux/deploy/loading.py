@@ -16,7 +16,7 @@ from torch import Tensor
 from plateaux.config.components import Components, Model
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.runtime import get_device, num_threads
-from plateaux.core.types import Inputs, map_tensors
+from plateaux.core.types import Inputs, first_tensor, map_tensors
 from plateaux.data.sources import DataSplits
 from plateaux.deploy.contract import InputContract
 from plateaux.deploy.predictor import MAX_BATCH, Arrays, Predictor
@@ -80,10 +80,11 @@ def query_stages(ensemble: Ensemble, x: Inputs, cascade: Cascade) -> tuple[Tenso
     The inputs are prepared. Each stage runs only its new members, and only on the inputs that did not stop before.
     """
     members = len(ensemble)
-    count = len(x if isinstance(x, Tensor) else next(iter(x.values())))
+    first = first_tensor(x)
+    count = len(first)
     stages = () if cascade.threshold is None else cascade.stages
     logits, begin = torch.empty(0), 0
-    rows = torch.arange(count, device=x.device if isinstance(x, Tensor) else next(iter(x.values())).device)
+    rows = torch.arange(count, device=first.device)
     queried = torch.full_like(rows, members)
     for end in (*stages, members):
         some = x if len(rows) == count else map_tensors(x, lambda tensor, rows=rows: tensor[rows])

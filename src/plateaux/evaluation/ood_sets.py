@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from plateaux.core.errors import DataError, RecipeError, UnknownNameError
-from plateaux.core.types import Inputs
+from plateaux.core.types import Inputs, first_tensor, map_tensors
+from plateaux.data.samples import describe_input
 from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource, Source
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.splits import EvalSplit, ResizedSource, ood_set_names, ood_splits
@@ -49,7 +50,7 @@ def _open_suite(
     evaluator: Evaluator, suite: str, sets: Sequence[str] | Mapping[str, Any]
 ) -> list[tuple[str, OpenSplits]]:
     if isinstance(sets, Mapping):
-        splits = [array_split(name, suite, x, evaluator.data) for name, x in sets.items()]
+        splits = [user_split(name, suite, x, evaluator.data) for name, x in sets.items()]
         return [(split.name, partial(list, [split])) for split in splits]
     if isinstance(sets, str) or not isinstance(sets, Sequence):
         example = f'["{sets}"]' if isinstance(sets, str) else '{"noise": x}'
@@ -61,22 +62,22 @@ def _open_suite(
     return [(name, partial(ood_splits, recipe, info, name, suite, components)) for name in ood_set_names(info, sets)]
 
 
-def array_split(name: str, suite: str, x: Any, data: DataSplits) -> EvalSplit:
+def user_split(name: str, suite: str, x: Any, data: DataSplits) -> EvalSplit:
     """Return inputs as an OOD set. Images may have another size than those of the run; all else must be equal."""
     source = _open(x, name)
     if not len(source):
         raise DataError(f"The OOD set {name!r} has no samples")
-    first = torch.zeros(1, dtype=torch.int64)
-    found, expected = source.fetch(first)[0], data.test.fetch(first)[0]
-    if _layout(found) != _layout(expected):
+    found, expected = _first_input(source), _first_input(data.test)
+    layouts = [describe_input(x, 0, name) for x in (found, expected)]
+    if layouts[0] != layouts[1]:
         if not _can_be_resized(found, expected):
             raise DataError(
-                f"A sample of the OOD set {name!r} is {_layout(found)}, but a test sample of the run is "
-                f"{_layout(expected)}: prepare x as the inputs that the run was trained with. Only the size of images "
+                f"A sample of the OOD set {name!r} is {layouts[0]}, but a test sample of the run is "
+                f"{layouts[1]}: prepare x as the inputs that the run was trained with. Only the size of images "
                 "may differ, and gray images may replace color images or the reverse"
             )
         assert isinstance(found, Tensor)
-        source = ResizedSource(source, data.shape, tuple(found.shape[1:]))
+        source = ResizedSource(source, data.shape, tuple(found.shape))
     return EvalSplit(name, suite, lambda *_: (source, torch.arange(len(source))), {"name": name}, labeled=False)
 
 
@@ -88,22 +89,19 @@ def _open(x: Any, name: str) -> Source:
     if isinstance(x, Dataset):
         return DatasetSource(x, name=name)
     inputs = convert_table_or_arrays(x, f"The OOD set {name!r}")
-    length = len(inputs if isinstance(inputs, Tensor) else next(iter(inputs.values())))
-    return InMemorySource(inputs, torch.zeros(length, dtype=torch.int64))  # labels of OOD samples are not used
+    unused_labels = torch.zeros(len(first_tensor(inputs)), dtype=torch.int64)
+    return InMemorySource(inputs, unused_labels)
 
 
-def _layout(x: Inputs) -> str:
-    """Return dtype and shape of the only sample in a batch."""
-    if isinstance(x, Mapping):
-        return "{" + ", ".join(f"{key}: {_layout(value)}" for key, value in x.items()) + "}"
-    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape[1:])}"
+def _first_input(source: Source) -> Inputs:
+    return map_tensors(source.fetch(torch.zeros(1, dtype=torch.int64))[0], lambda tensor: tensor[0])
 
 
 def _can_be_resized(found: Inputs, expected: Inputs) -> bool:
     """Whether both are images of the same dtype with channels that `ResizedSource` can convert."""
     if not isinstance(found, Tensor) or not isinstance(expected, Tensor) or found.dtype != expected.dtype:
         return False
-    if found.dim() != 4 or expected.dim() != 4:
+    if found.dim() != 3 or expected.dim() != 3:
         return False
-    channels, wanted = found.shape[1], expected.shape[1]
+    channels, wanted = found.shape[0], expected.shape[0]
     return channels in (1, wanted) or (channels, wanted) == (3, 1)

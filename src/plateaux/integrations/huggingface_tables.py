@@ -17,9 +17,9 @@ from plateaux.integrations.huggingface_files import EXTRA, is_plain_name, read_j
 
 TEST_SPLITS = ("test", "validation", "val", "dev")  # the first that exists
 HELD_OUT = 0.2  # of a data set with one split
-MAX_CLASSES = 1_000_000
+MAX_CLASSES = 1_000_000  # a column of ids, taken for classes, would give a head that does not fit into memory
 MAX_SHOWN = 5  # class names in an error
-ROWS_AT_ONCE = 65_536
+ROWS_AT_ONCE = 65_536  # some megabytes of a column, however long the table is
 
 
 def read_splits(folder: Path) -> dict[str, Any]:

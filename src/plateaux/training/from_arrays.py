@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from plateaux.core.errors import DataError
 from plateaux.core.formatting import format_size
-from plateaux.core.types import Inputs, derive_seed, map_tensors
+from plateaux.core.types import Inputs, derive_seed, first_tensor, map_tensors
 from plateaux.data.samples import collate, describe_sample
 from plateaux.data.sources import DataSplits, InMemorySource, from_dataset
 from plateaux.data.user_arrays import convert_labels, mean_and_std
@@ -93,9 +93,10 @@ def _build(
     """Return the data set of converted inputs and raw labels; labels of both splits become class numbers together."""
     parts = [part for part in (train, tests) if part is not None]
     for part, what in zip(parts, ("", "test "), strict=False):
-        if _length(part[0]) != len(part[1]):
+        length = len(first_tensor(part[0]))
+        if length != len(part[1]):
             raise DataError(
-                f"{what}x has {_length(part[0]):,} samples, but {what}y has {len(part[1]):,} labels: give one label "
+                f"{what}x has {length:,} samples, but {what}y has {len(part[1]):,} labels: give one label "
                 "for each sample. The usual cause is a filter that was applied to one of the two only."
             )
     y, found = convert_labels(np.concatenate([labels for _, labels in parts]), len(names) or classes)
@@ -111,7 +112,7 @@ def _build(
         size = len(train[1])
         sources = [InMemorySource(train[0], y[:size]), InMemorySource(tests[0], y[size:])]
     x = sources[0].x
-    shape = tuple((x if isinstance(x, Tensor) else next(iter(x.values()))).shape[1:])
+    shape = tuple(first_tensor(x).shape[1:])
     size = sum(_size(source.x) for source in sources)
     if size > MAX_STORED_BYTES:
         logger.warning(
@@ -209,10 +210,6 @@ def _split(count: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
 def _refuse_labels(x: Any, y: Any) -> None:
     if y is not None:
         raise DataError(f"x is a {type(x).__name__}, which has labels, and y was given too: leave out y.")
-
-
-def _length(x: Inputs) -> int:
-    return len(x) if isinstance(x, Tensor) else len(next(iter(x.values())))
 
 
 def _size(x: Inputs) -> int:
