@@ -90,6 +90,33 @@ def test_a_dataset_dict_has_its_own_test_split() -> None:
     assert len(data.train) == N
 
 
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        (ClassLabel(names=["good", "bad"]), ["good", "bad"]),
+        (ClassLabel(names=["good", "never", "bad"]), ["good", "never"]),
+        (ClassLabel(names=["bad", "good"]), ["bad", "good"]),
+        (ClassLabel(num_classes=2), ["bad", "good"]),
+        (Value("int64"), ["bad", "good"]),
+    ],
+)
+def test_class_numbers_of_the_test_set_are_matched_by_name(label: Any, expected: list[str]) -> None:
+    train = table(a=list(range(N))).cast_column("label", ClassLabel(names=["bad", "good", "never"]))
+    test = table(a=list(range(N))).cast_column("label", label)
+    for data in (plateaux.from_arrays(DatasetDict(train=train, test=test)), plateaux.from_arrays(train, test=test)):
+        _, y = data.test.fetch(torch.arange(N))
+        assert [data.labels[number] for number in y] == [expected[number] for number in LABELS]
+
+
+def test_a_class_of_the_test_set_that_the_training_set_does_not_name() -> None:
+    train, test = (
+        table(a=list(range(N))).cast_column("label", ClassLabel(names=names))
+        for names in (["bad", "good"], ["bad", "fair"])
+    )
+    with pytest.raises(DataError, match="1 classes that the training set does not name, such as 'fair': remove"):
+        plateaux.from_arrays(train, test=test)
+
+
 @pytest.mark.parametrize("kind", ["array", "lists"])
 def test_an_array_column_keeps_its_dtype(kind: str) -> None:
     """Arrays and nested lists of uint8 are images, like the same NumPy array."""

@@ -62,6 +62,26 @@ def read_columns(
     return x, list(plain[label][:]), classes
 
 
+def match_classes(labels: list[Any], names: Sequence[str], train_names: Sequence[str]) -> list[Any]:
+    """Return class numbers of a test set as those of the training set, whose classes may have another order."""
+    if any(_is_numbered(each) for each in (names, train_names)) or tuple(names) == tuple(train_names):
+        return labels
+    numbers = {name: number for number, name in enumerate(train_names)}
+    used = {label for label in labels if label is not None and 0 <= label < len(names)}
+    unknown = sorted(names[label] for label in used if names[label] not in numbers)
+    if unknown:
+        raise DataError(
+            f"The test set has samples of {len(unknown)} classes that the training set does not name, such as "
+            f"{unknown[0]!r}: remove these samples, or cast the label columns to the same datasets.ClassLabel."
+        )
+    return [numbers[names[label]] if label in used else label for label in labels]
+
+
+def _is_numbered(names: Sequence[str]) -> bool:
+    """Return whether a label column has numbers only: no names, or those of `ClassLabel(num_classes=...)`."""
+    return all(name == str(number) for number, name in enumerate(names))
+
+
 def _find_label(dataset: Any) -> str:
     named = [name for name in LABEL_NAMES if name in dataset.features]
     typed = [name for name, feature in dataset.features.items() if type(feature).__name__ == "ClassLabel"]

@@ -19,7 +19,13 @@ from plateaux.core.types import Inputs, derive_seed, first_tensor, map_tensors
 from plateaux.data.samples import collate, describe_sample
 from plateaux.data.sources import DataSplits, InMemorySource, from_dataset
 from plateaux.data.user_arrays import convert_labels, mean_and_std
-from plateaux.integrations.dataset_columns import find_columns, is_hugging_face, read_columns, train_and_test
+from plateaux.integrations.dataset_columns import (
+    find_columns,
+    is_hugging_face,
+    match_classes,
+    read_columns,
+    train_and_test,
+)
 from plateaux.integrations.pandas_tables import convert_table_or_arrays, is_pandas, match_columns, read_labels
 
 MAX_STORED_BYTES = 1 << 30
@@ -72,7 +78,7 @@ def from_arrays(
     else:
         names = ()
     train = convert_table_or_arrays(x, "x"), _read_labels(y, "y")
-    tests = None if isinstance(test, int | float) else _read_test(test, x, inputs, label)
+    tests = None if isinstance(test, int | float) else _read_test(test, x, inputs, label, names)
     data = _build(train, tests, test, classes=classes, names=names, seed=seed)
     if standardize:
         assert isinstance(data.train, InMemorySource)
@@ -172,12 +178,13 @@ def _is_array(x: Any) -> bool:
 
 
 def _read_test(
-    test: Any, train_x: Any, inputs: str | Sequence[str] | None, label: str | None
+    test: Any, train_x: Any, inputs: str | Sequence[str] | None, label: str | None, names: Sequence[str]
 ) -> tuple[Inputs, NDArray[Any]]:
     x: Any
     y: Any
     if is_hugging_face(test):
-        x, y, _ = read_columns(test, inputs, label)
+        x, y, test_names = read_columns(test, inputs, label)
+        y = match_classes(y, test_names, names)
     elif isinstance(test, TensorDataset):
         x, y = _tensors(test)
     elif isinstance(test, tuple | list) and len(test) == 2:
