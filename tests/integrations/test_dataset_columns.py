@@ -25,7 +25,9 @@ def table(**columns: Any) -> Any:
 def test_columns_of_numbers_are_a_table() -> None:
     dataset = table(a=list(range(N)), b=[i / 2 for i in range(N)], text=["x"] * N)
     expected = plateaux.from_arrays(np.stack([np.arange(N), np.arange(N) / 2], 1).astype("float32"), LABELS)
-    assert plateaux.from_arrays(dataset).train.fingerprint() == expected.train.fingerprint()
+    data = plateaux.from_arrays(dataset)
+    assert data.train.fingerprint() == expected.train.fingerprint()
+    assert (data.preprocessing.columns, expected.preprocessing.columns) == (("a", "b"), ())
 
 
 def test_named_columns_are_used() -> None:

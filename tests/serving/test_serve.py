@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import http.client
 import io
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -32,8 +34,10 @@ from PIL import Image
 from waiting import wait_until
 
 import plateaux
+from plateaux.core.errors import RecipeError
 from plateaux.core.registry import dataset
 from plateaux.deploy.bundle import Bundle
+from plateaux.serving.server import _bind
 from plateaux.storage.run import own_version
 from tests.cli.test_main import call
 from tests.serving.conftest import RunningServer, running
@@ -465,6 +469,17 @@ def test_the_command_refuses_what_it_cannot_serve(bundle: Path, tmp_path: Path) 
         used.listen()
         code, _, message = call("serve", str(bundle), "--port", str(used.getsockname()[1]))
     assert (code, "choose another --port" in message) == (2, True)
+
+
+def test_a_port_that_is_in_use_leaves_no_open_socket() -> None:
+    with socket.socket() as used, warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        with pytest.raises(RecipeError, match="choose another --port"):
+            _bind(*used.getsockname())
+        gc.collect()
+    assert [each for each in found if "socket" in str(each.message)] == []
 
 
 def test_the_service_does_not_import_torch() -> None:

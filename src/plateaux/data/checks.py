@@ -91,6 +91,21 @@ def check_evaluation_data(data: DataSplits, shape: Sequence[int], classes: int) 
             check_label_range(examined.y, range(len(source)), data.classes, f"{data.name}.{split}")
 
 
+def check_columns(data: DataSplits, columns: Sequence[str]) -> None:
+    """Raise DataError if a table has other names than the one that a model was trained on, or the same in other order.
+
+    A table without names is not checked.
+    """
+    own = data.preprocessing.columns
+    if not own or not columns or own == tuple(columns):
+        return
+    at = next((i for i, pair in enumerate(zip(own, columns, strict=False)) if pair[0] != pair[1]), -1)
+    raise DataError(
+        f"Column {at} of {data.name!r} is {own[at]!r}, but the run was trained with {columns[at]!r} there: give the "
+        "columns of the training table in its order, as in x = x[x_train.columns]"
+    )
+
+
 def _examine(source: Source) -> _Examined:
     if isinstance(source, InMemorySource):
         return _Examined(_by_name(source.x), source.y, torch.arange(len(source)), True)

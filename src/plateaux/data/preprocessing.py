@@ -1,4 +1,4 @@
-"""How raw inputs became the samples of a data set: the size of images, the tokenizer of texts. Stored in the run.
+"""How raw inputs became the samples of a data set: size of images, tokenizer of texts, columns of tables. In the run.
 
 Importing this module needs neither torch nor NumPy, because `plateaux status` reads run folders with it.
 """
@@ -108,6 +108,7 @@ class Preprocessing:
 
     resize: PositiveCount | ImageSize | None = None  # a number: the shorter side, of which the center square is cropped
     tokenizer: Tokenizer | None = None
+    columns: tuple[str, ...] = ()  # names of the features of a table, in their order
 
 
 NO_PREPROCESSING = Preprocessing()

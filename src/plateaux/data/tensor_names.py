@@ -1,7 +1,7 @@
 """A data set as named tensors, which is how a run folder and the data set `arrays` store it.
 
 `x_train`, `y_train`, `x_test`, `y_test`; named inputs are `x_train.input_ids` and so on. Mean and standard deviation
-are `mean` and `std`; the class names are in the metadata of the file.
+are `mean` and `std`; the names of classes and of the columns of a table are in the metadata of the file.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from plateaux.core.errors import DataError
 from plateaux.core.types import Inputs, TensorTree, first_tensor
+from plateaux.data.preprocessing import Preprocessing
 from plateaux.data.sources import DataSplits, InMemorySource
 
 DATA_FILE = "data.safetensors"
@@ -28,7 +29,9 @@ def to_named_tensors(data: DataSplits) -> tuple[TensorTree, dict[str, str]]:
         tensors |= {f"x_{split}{name}": x for name, x in inputs.items()} | {f"y_{split}": source.y}
     if data.mean:
         tensors |= {name: torch.tensor(getattr(data, name), dtype=torch.float64) for name in ("mean", "std")}
-    return tensors, {"classes": str(data.classes), "labels": json.dumps(data.labels)}
+    columns = data.preprocessing.columns
+    names = {"labels": json.dumps(data.labels), **({"columns": json.dumps(columns)} if columns else {})}
+    return tensors, {"classes": str(data.classes), **names}
 
 
 def inputs_by_name(tensors: Mapping[str, Tensor], prefix: str) -> Inputs:
@@ -52,6 +55,7 @@ def from_named_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str
         sources.append(InMemorySource(x, tensors[f"y_{split}"]))
     try:
         classes, labels = int(metadata["classes"]), tuple(map(str, json.loads(metadata["labels"])))
+        columns = tuple(map(str, json.loads(metadata.get("columns", "[]"))))
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise DataError(
             f"The metadata of the tensors do not name the classes ({error!r}): use a file that plateaux.fit wrote."
@@ -62,4 +66,5 @@ def from_named_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str
     if any(values.ndim != 1 for values in statistics):
         raise DataError("The tensors 'mean' and 'std' need one dimension, with a value for each feature or channel.")
     mean, std = (tuple(values.double().tolist()) for values in statistics)
-    return DataSplits("arrays", sources[0], sources[1], classes, shape, mean, std, labels)
+    steps = Preprocessing(columns=columns)
+    return DataSplits("arrays", sources[0], sources[1], classes, shape, mean, std, labels, preprocessing=steps)

@@ -16,6 +16,8 @@ from plateaux.data.summary import TensorSummary
 from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.run import Run
 
+MAX_COLUMNS = 8  # of a table, whose names are shown
+
 
 @dataclass(frozen=True, slots=True)
 class InputContract:
@@ -71,12 +73,22 @@ class InputContract:
         shape = self.inputs["x"].shape if "x" in self.inputs else ()
         return shape[0] if len(shape) == 3 else None
 
+    def example(self) -> dict[str, Any] | None:
+        """Return one input by name, for instructions; None: an image, an array, or a table of many columns."""
+        if self.preprocessing.tokenizer is not None:
+            return dict.fromkeys(self.preprocessing.tokenizer.texts, "...")
+        columns = self.preprocessing.columns
+        return dict.fromkeys(columns, 0) if 0 < len(columns) <= MAX_COLUMNS else None
+
     def describe(self) -> str:
         """Return what is expected, for error messages."""
         if self.preprocessing.tokenizer is not None:
             texts = " and ".join(repr(name) for name in self.preprocessing.tokenizer.texts)
             return f"texts named {texts}"
-        return ", ".join(describe_tensor(name, summary) for name, summary in self.inputs.items())
+        text = ", ".join(describe_tensor(name, summary) for name, summary in self.inputs.items())
+        columns = self.preprocessing.columns
+        names = ", ".join(map(repr, columns[:MAX_COLUMNS])) + (", ..." if len(columns) > MAX_COLUMNS else "")
+        return f"{text} (columns {names})" if columns else text
 
 
 def describe_tensor(name: str, summary: TensorSummary) -> str:

@@ -27,6 +27,7 @@ ROW_FILES = (*ARRAYS, *TABLES, *TEXTS)
 PATH_COLUMNS = ("path", "file", "image")  # of tables that list image files
 OPEN_FILES = 4  # tables and arrays that a reader keeps in memory
 MAX_CELL = 1 << 24  # characters of a cell in a CSV file
+BOOLEANS = {"True": 1, "False": 0}  # as pandas writes columns of booleans
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +197,9 @@ class InputReader:
         columns = self.columns or self._default_columns(file, header)
         missing = [name for name in columns if name not in header]
         if missing:
+            hint = "" if self.columns else ". Name the columns with the inputs, in the order of training: --columns"
             raise DataError(
-                f"it has no column {', '.join(map(repr, missing))}; its columns are {', '.join(header[:20])}"
+                f"it has no column {', '.join(map(repr, missing[:20]))}; its columns are {', '.join(header[:20])}{hint}"
             )
         at = [header.index(name) for name in columns]
         tokenizer = self.contract.preprocessing.tokenizer
@@ -216,7 +218,7 @@ class InputReader:
             if not found:
                 raise DataError(f"it has no column {' or '.join(PATH_COLUMNS)}; name the one with the paths: --columns")
             return found[:1]
-        return header
+        return self.contract.preprocessing.columns or header
 
 
 class _Numbers:
@@ -228,7 +230,7 @@ class _Numbers:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         summary = self.contract.inputs["x"]
         kind = np.float32 if summary.dtype.startswith(("float", "bfloat", "uint8")) else np.int64
-        return np.array([kind(cell) for cell in self.cells]).reshape(summary.shape)
+        return np.array([kind(BOOLEANS.get(cell, cell)) for cell in self.cells]).reshape(summary.shape)
 
 
 def _rows(array: np.ndarray[Any, Any]) -> Sequence[Any]:

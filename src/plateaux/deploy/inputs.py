@@ -19,6 +19,7 @@ from plateaux.data.images import decode_image, to_pixels
 from plateaux.data.preprocessing import Tokenizer
 from plateaux.data.summary import TensorSummary
 from plateaux.deploy.contract import InputContract, describe_tensor
+from plateaux.integrations.pandas_tables import is_pandas, read_table, select_columns
 
 Array = NDArray[Any]
 
@@ -39,12 +40,14 @@ class PreparedInputs:
 
 
 def prepare(x: Any, contract: InputContract, *, paths: bool = True) -> PreparedInputs:
-    """Return the arrays of one input or of a batch: array, tensor, image, path, bytes, text, or a list of these.
+    """Return the arrays of one input or of a batch: array, tensor, DataFrame, image, path, bytes, text, or a list.
 
     With `paths=False`, for inputs of others, no text is opened as a file of this machine.
     """
     if isinstance(x, Mapping):
         return PreparedInputs(_prepare_mapping(x, contract))
+    if is_pandas(x) and _is_table(contract):
+        return PreparedInputs({"x": _prepare_table(x, contract)})
     is_text = contract.preprocessing.tokenizer is not None
     is_nested = isinstance(x, list | tuple) and bool(x) and isinstance(x[0], int | float | list)  # an array as lists
     if isinstance(x, list | tuple) and (is_text or not is_nested):
@@ -125,7 +128,35 @@ def _is_unit_range(summary: TensorSummary) -> bool:
     return is_float and summary.low is not None and summary.low >= 0 and (summary.high or 0) <= 1
 
 
+def _is_table(contract: InputContract) -> bool:
+    summary = contract.inputs.get("x")
+    return summary is not None and len(summary.shape) == 1 and summary.dtype.startswith(("float", "bfloat"))
+
+
+def _prepare_table(x: Any, contract: InputContract) -> Array:
+    table = read_table(select_columns(x, contract.preprocessing.columns, "The input"), "The input")
+    return _prepare_array(table, contract.inputs["x"], "x")
+
+
+def _prepare_columns(x: Mapping[str, Any], contract: InputContract) -> Array:
+    """Return the rows of a table from its columns by name: a number of each, or arrays of one length."""
+    names = contract.preprocessing.columns
+    if missing := [name for name in names if name not in x]:
+        raise DataError(f"The input lacks the column {missing[0]!r}. Expected: {contract.describe()}")
+    values = [_to_numpy(x[name]) for name in names]
+    is_row = all(not column.ndim for column in values)
+    values = [column.reshape(-1) for column in values]
+    if len({len(column) for column in values}) != 1:
+        raise DataError(
+            f"The columns have {sorted({len(column) for column in values})} values. Expected: equal numbers"
+        )
+    table = np.stack(values, 1)
+    return _prepare_array(table[0] if is_row else table, contract.inputs["x"], "x")
+
+
 def _prepare_mapping(x: Mapping[str, Any], contract: InputContract) -> dict[str, Array]:
+    if contract.preprocessing.columns and set(x) != set(contract.inputs):
+        return {"x": _prepare_columns(x, contract)}
     tokenizer = contract.preprocessing.tokenizer
     if tokenizer is not None and set(x) == set(tokenizer.texts):
         columns = [[x[name]] if isinstance(x[name], str) else list(x[name]) for name in tokenizer.texts]

@@ -76,8 +76,9 @@ def _header(manifest: Manifest) -> Iterator[str]:
 
 def _example(manifest: Manifest) -> str:
     contract = manifest.contract
-    if contract.preprocessing.tokenizer is not None:
-        return json.dumps(dict.fromkeys(contract.preprocessing.tokenizer.texts, "..."))
+    example = contract.example()
+    if example is not None:
+        return json.dumps(example)
     return '"image.jpg"' if contract.is_image else "x"
 
 

@@ -15,7 +15,7 @@ from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.process_info import local_processes
 from plateaux.core.runtime import FORMATS, autocast, configure_runtime, get_device
-from plateaux.data.checks import check_evaluation_data
+from plateaux.data.checks import check_columns, check_evaluation_data
 from plateaux.data.sources import DataSplits, Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.loading import data_splits_info, load_members
@@ -52,6 +52,7 @@ class LoadedRun:
         self.data_info = run.info.data
         if components.data is not None:
             check_evaluation_data(components.data, run.info.data.shape, run.info.data.classes)
+            check_columns(components.data, () if run.info.preprocessing is None else run.info.preprocessing.columns)
             self.data_info = DataInfo.from_splits(components.data)
 
     def close(self) -> None:

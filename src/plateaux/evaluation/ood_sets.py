@@ -64,7 +64,7 @@ def _open_suite(
 
 def user_split(name: str, suite: str, x: Any, data: DataSplits) -> EvalSplit:
     """Return inputs as an OOD set. Images may have another size than those of the run; all else must be equal."""
-    source = _open(x, name)
+    source = _open(x, name, data.preprocessing.columns)
     if not len(source):
         raise DataError(f"The OOD set {name!r} has no samples")
     found, expected = _first_input(source), _first_input(data.test)
@@ -81,14 +81,14 @@ def user_split(name: str, suite: str, x: Any, data: DataSplits) -> EvalSplit:
     return EvalSplit(name, suite, lambda *_: (source, torch.arange(len(source))), {"name": name}, labeled=False)
 
 
-def _open(x: Any, name: str) -> Source:
+def _open(x: Any, name: str, columns: Sequence[str]) -> Source:
     if isinstance(x, IterableDataset):
         raise DataError(
             f"The OOD set {name!r} is an IterableDataset: use a map-style Dataset, because samples need ids"
         )
     if isinstance(x, Dataset):
         return DatasetSource(x, name=name)
-    inputs = convert_table_or_arrays(x, f"The OOD set {name!r}")
+    inputs = convert_table_or_arrays(x, f"The OOD set {name!r}", columns=columns)
     unused_labels = torch.zeros(len(first_tensor(inputs)), dtype=torch.int64)
     return InMemorySource(inputs, unused_labels)
 

@@ -1,15 +1,20 @@
-"""pandas: a DataFrame as a table of numbers, and a Series as labels."""
+"""pandas: a DataFrame as a table of numbers, and a Series as labels.
+
+Importing this module imports neither pandas nor torch, because predictors use it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.errors import DataError
-from plateaux.core.types import Inputs
-from plateaux.data.user_arrays import convert_inputs
+
+if TYPE_CHECKING:
+    from plateaux.core.types import Inputs
 
 
 def is_pandas(value: Any) -> bool:
@@ -17,28 +22,54 @@ def is_pandas(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "to_numpy")
 
 
-def read_table(x: Any) -> NDArray[np.float32]:
+def column_names(x: Any) -> tuple[str, ...]:
+    """Return the names of the columns of a DataFrame; none if a name is no text, or repeated."""
+    names = tuple(x.columns) if is_pandas(x) and x.ndim == 2 else ()
+    return names if all(isinstance(name, str) for name in names) and len(set(names)) == len(names) else ()
+
+
+def select_columns(x: Any, columns: Sequence[str], what: str = "x") -> Any:
+    """Return the columns that a model was trained on, in that order, of a DataFrame or of one of its rows.
+
+    Other columns, such as labels, are left out. A table without names is returned as it is.
+    """
+    if columns and x.ndim == 1 and set(columns) <= set(x.index):
+        x = x.to_frame().T.infer_objects()
+    if not columns or not column_names(x):
+        return x
+    missing = [name for name in columns if name not in x.columns]
+    if missing:
+        raise DataError(
+            f"{what} lacks {_show_names(missing)}, which the model was trained on. Prepare it as the training table; "
+            "after pandas.get_dummies, use x = x.reindex(columns=x_train.columns, fill_value=0)."
+        )
+    return x[list(columns)]
+
+
+def read_table(x: Any, what: str = "x") -> NDArray[np.float32]:
     """Return the columns of a DataFrame as float32 `[N, columns]`; a Series is one column."""
     frame = x.to_frame() if x.ndim == 1 else x
     other = [str(name) for name, dtype in frame.dtypes.items() if not _is_number(dtype)]
     if other:
         raise DataError(
-            f"x has {len(other)} columns that are not numbers ({', '.join(map(repr, other[:3]))}): encode them, as in "
-            f"x = pandas.get_dummies(x, columns={other[:3]}), or drop them."
+            f"{what} has {len(other)} columns that are not numbers ({', '.join(map(repr, other[:3]))}): encode them, "
+            f"as in x = pandas.get_dummies(x, columns={other[:3]}), or drop them."
         )
     table: NDArray[np.float32] = frame.to_numpy(dtype=np.float32, na_value=np.nan)
     missing = [str(frame.columns[i]) for i in np.flatnonzero(np.isnan(table).any(axis=0))]
     if missing:
         raise DataError(
-            f"x has missing values in {len(missing)} columns ({', '.join(map(repr, missing[:3]))}): replace them, as "
-            "in x = x.fillna(x.median()), or remove these rows from x and y."
+            f"{what} has missing values in {len(missing)} columns ({', '.join(map(repr, missing[:3]))}): replace them, "
+            "as in x = x.fillna(x.median()), or remove these rows from x and y."
         )
     return table
 
 
-def convert_table_or_arrays(x: Any, what: str = "x") -> Inputs:
-    """Return a DataFrame, arrays, or tensors as the inputs of a data set."""
-    return convert_inputs(read_table(x) if is_pandas(x) else x, what)
+def convert_table_or_arrays(x: Any, what: str = "x", *, columns: Sequence[str] = ()) -> Inputs:
+    """Return a DataFrame, arrays, or tensors as the inputs of a data set; of a DataFrame only `columns`, if given."""
+    from plateaux.data.user_arrays import convert_inputs
+
+    return convert_inputs(read_table(select_columns(x, columns, what), what) if is_pandas(x) else x, what)
 
 
 def match_columns(test_x: Any, x: Any) -> Any:
@@ -63,7 +94,7 @@ def _repeated(table: Any) -> list[Any]:
     return list(table.columns[table.columns.duplicated()].unique())
 
 
-def _show_names(names: list[Any]) -> str:
+def _show_names(names: Sequence[Any]) -> str:
     shown = ", ".join(repr(name) for name in names[:3])
     return f"{len(names)} columns ({shown}, ...)" if len(names) > 3 else shown
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from html import escape
 from typing import Any
 
@@ -99,10 +100,11 @@ def render_page(
     )
     remark = f'<p class="warn">{escape(predictor.remark)}</p>' if predictor.remark else ""
     name = escape(settings.name)
+    example = "..." if contract.example() is None else json.dumps([contract.example()])
     call = (
         "curl --data-binary @image.jpg -H 'Content-Type: image/jpeg' http://HOST/predict"
         if contract.is_image
-        else "curl -H 'Content-Type: application/json' -d '{\"inputs\": ...}' http://HOST/predict"
+        else f"curl -H 'Content-Type: application/json' -d '{{\"inputs\": {example}}}' http://HOST/predict"
     )
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">

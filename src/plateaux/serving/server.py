@@ -249,6 +249,7 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         listener.bind((host, port))
     except OSError as error:
+        listener.close()
         raise RecipeError(f"{host}:{port} cannot be used ({error.strerror}); choose another --port or --host") from None
     listener.listen(BACKLOG)
     listener.set_inheritable(True)

@@ -11,6 +11,7 @@ from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core import registry
 from plateaux.core.errors import DataError, RunError, UnknownNameError
 from plateaux.data.checks import check_evaluation_data
+from plateaux.data.preprocessing import NO_PREPROCESSING
 from plateaux.data.sources import DataSplits
 from plateaux.data.tensor_names import DATA_FILE, from_named_tensors, to_named_tensors
 from plateaux.storage.backends import open_store
@@ -81,6 +82,6 @@ def _read(run: Run) -> DataSplits:
     tensors = run.store.get_tensors(DATA_FILE)
     samples = {name: tensor for name, tensor in tensors.items() if name not in ("mean", "std")}
     data = from_named_tensors(samples, {"classes": str(info.classes), "labels": json.dumps(info.labels)})
-    data = replace(data, mean=info.mean, std=info.std)
+    data = replace(data, mean=info.mean, std=info.std, preprocessing=run.info.preprocessing or NO_PREPROCESSING)
     check_evaluation_data(data, info.shape, info.classes)
     return data

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from plateaux.core.errors import DataError
 from plateaux.core.formatting import format_size
 from plateaux.core.types import Inputs, derive_seed, first_tensor, map_tensors
+from plateaux.data.preprocessing import Preprocessing
 from plateaux.data.samples import collate, describe_sample
 from plateaux.data.sources import DataSplits, InMemorySource, from_dataset
 from plateaux.data.user_arrays import convert_labels, mean_and_std
@@ -26,7 +27,13 @@ from plateaux.integrations.dataset_columns import (
     read_columns,
     train_and_test,
 )
-from plateaux.integrations.pandas_tables import convert_table_or_arrays, is_pandas, match_columns, read_labels
+from plateaux.integrations.pandas_tables import (
+    column_names,
+    convert_table_or_arrays,
+    is_pandas,
+    match_columns,
+    read_labels,
+)
 
 MAX_STORED_BYTES = 1 << 30
 MIN_SAMPLES = 4
@@ -67,19 +74,21 @@ def from_arrays(
         test = test if test_split is None else test_split
         inputs, label = find_columns(x, inputs, label)
         x, y, names = read_columns(x, inputs, label)
+        columns = tuple(inputs) if not isinstance(x, dict) and x.shape[1:] == (len(inputs),) else ()
     elif isinstance(x, TensorDataset):
         _refuse_labels(x, y)
-        (x, y), names = _tensors(x), ()
+        (x, y), names, columns = _tensors(x), (), ()
     elif isinstance(x, Dataset) or (y is None and hasattr(x, "__getitem__") and not _is_array(x)):
         _refuse_labels(x, y)
         return _from_dataset(x, test, classes, seed)
     elif y is None:
         raise DataError(f"x is a {type(x).__name__} without labels: give y, one label for each sample.")
     else:
-        names = ()
+        names, columns = (), column_names(x)
     train = convert_table_or_arrays(x, "x"), _read_labels(y, "y")
     tests = None if isinstance(test, int | float) else _read_test(test, x, inputs, label, names)
     data = _build(train, tests, test, classes=classes, names=names, seed=seed)
+    data = replace(data, preprocessing=Preprocessing(columns=columns))
     if standardize:
         assert isinstance(data.train, InMemorySource)
         mean, std = mean_and_std(data.train.x)
