@@ -40,7 +40,13 @@ STUDY = "landscape_cifar10"
 BASE = "deep_ensemble"
 Numbers = dict[str, dict[str, Any]]  # by condition: "training accuracy", and "probes" with the summary of each
 CURVED = ("trace", "top_eigenvalue", "gauss_newton_trace", "gauss_newton_eigenvalue")  # four passes a product: fewer
-MORE = ("worst_l2(preset=sharpbalance)", "worst_l2(adaptive=false)", "average_l2(adaptive=false)", "rank_agreement")
+MORE = (
+    "worst_l2(preset=sharpbalance)",
+    "worst_l2(adaptive=false)",
+    "average_l2(adaptive=false)",
+    "rank_agreement",
+    "sam_sharpness",  # in its default form, antithetic pairs: added after the first results
+)
 
 
 def recipe_for(method: dict[str, Any], *, members: int, quick: bool) -> plateaux.Recipe:
