@@ -7,6 +7,7 @@ import html
 import json
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ import torch
 
 import plateaux
 from plateaux.core.errors import DataError
+from plateaux.data.preprocessing import Preprocessing
+from plateaux.data.summary import TensorSummary
+from plateaux.deploy.contract import InputContract
+from plateaux.deploy.inputs import prepare
 from plateaux.deploy.load import load_predictor
 from plateaux.evaluation.loading import load
 from plateaux.storage.run import Run
@@ -91,7 +96,13 @@ def test_a_predictor_reads_columns_by_name(place: str, expected: Any, request: p
     }
     for name, x in inputs.items():
         assert np.allclose(predictor(x).probabilities, expected, atol=1e-5), name
-    for name, row in {"row": SHUFFLED.iloc[7], "record": SHUFFLED.to_dict("records")[7]}.items():
+    rows = {
+        "row": SHUFFLED.iloc[7],
+        "row of numbers": FRAME.astype(float).iloc[7],
+        "row without names": pd.Series(FRAME.iloc[7].to_list()).astype(float),
+        "record": SHUFFLED.to_dict("records")[7],
+    }
+    for name, row in rows.items():
         assert np.allclose(predictor(row).probabilities, expected[7:8], atol=1e-5), name
 
 
@@ -186,6 +197,21 @@ def test_evaluation_data_in_another_order_are_refused(run: Path) -> None:
     with pytest.raises(DataError, match="Column 0 of 'arrays' is 'income', but the run was trained with 'age' there"):
         plateaux.evaluate(run, data=data)
     assert plateaux.evaluate(run, data=plateaux.from_arrays(FRAME, LABELS))
+
+
+def test_columns_of_a_contract_for_other_inputs_are_not_used() -> None:
+    """A damaged or malicious bundle may have them."""
+    summary = TensorSummary("float32", (2,), 0.0, 1.0)
+    steps = Preprocessing(columns=("p", "q"))
+    with pytest.raises(DataError, match="The inputs are named"):
+        prepare({"p": [1], "q": [2]}, InputContract({"a": summary, "b": summary}, 2, (), preprocessing=steps))
+    with pytest.raises(DataError, match="shape"):
+        prepare({"p": [1], "q": [2]}, InputContract({"x": replace(summary, shape=(3,))}, 2, (), preprocessing=steps))
+
+
+def test_a_series_is_a_column_of_a_model_for_one_feature() -> None:
+    contract = InputContract({"x": TensorSummary("float32", (1,), 0.0, 9.0)}, 2, ())
+    assert prepare(pd.Series([1, 2, 3]), contract).arrays["x"].tolist() == [[1], [2], [3]]
 
 
 def test_names_that_name_nothing_are_not_stored() -> None:

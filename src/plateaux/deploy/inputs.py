@@ -134,8 +134,9 @@ def _is_table(contract: InputContract) -> bool:
 
 
 def _prepare_table(x: Any, contract: InputContract) -> Array:
-    table = read_table(select_columns(x, contract.preprocessing.columns, "The input"), "The input")
-    return _prepare_array(table, contract.inputs["x"], "x")
+    summary, table = contract.inputs["x"], select_columns(x, contract.preprocessing.columns, "The input")
+    is_row = table.ndim == 1 and tuple(summary.shape) != (1,)  # a Series of another index
+    return _prepare_array(table.to_numpy() if is_row else read_table(table, "The input"), summary, "x")
 
 
 def _prepare_columns(x: Mapping[str, Any], contract: InputContract) -> Array:
@@ -155,7 +156,7 @@ def _prepare_columns(x: Mapping[str, Any], contract: InputContract) -> Array:
 
 
 def _prepare_mapping(x: Mapping[str, Any], contract: InputContract) -> dict[str, Array]:
-    if contract.preprocessing.columns and set(x) != set(contract.inputs):
+    if contract.preprocessing.columns and "x" in contract.inputs and set(x) != {"x"}:
         return {"x": _prepare_columns(x, contract)}
     tokenizer = contract.preprocessing.tokenizer
     if tokenizer is not None and set(x) == set(tokenizer.texts):
