@@ -318,6 +318,25 @@ def test_a_member_that_could_not_be_added_holds_no_lock(
 
 
 @pytest.mark.usefixtures("no_ensemble")
+def test_only_the_first_message_of_a_member_waits_for_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: Path
+) -> None:
+    host, waits, lock = host_of(tmp_path), [], LocalStore.lock
+
+    def refuse(store: LocalStore, name: str, *, timeout: float) -> Any:
+        waits.append(timeout)
+        return lock(store, name, timeout=0.0)
+
+    monkeypatch.setattr(LocalStore, "lock", refuse)
+    with lock(LocalStore(host.store.root), "trackers/recorder/0", timeout=0.0):
+        replies = [host.handle(message) for message in epochs_of(1, 2, 3)]
+    assert all("is locked by another process" in reply["error"] for reply in replies)
+    assert waits == [60.0, 0.0, 0.0]
+    assert host.close("finished", {}, []) == {}
+    assert [call["step"] for call in read(recorded) if "step" in call] == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("no_ensemble")
 def test_numbers_of_a_member_that_could_not_be_added_are_counted_as_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: Path
 ) -> None:

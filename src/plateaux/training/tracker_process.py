@@ -102,16 +102,17 @@ class TrackerHost:
         """Return a member with the numbers of the messages that waited for it; the first has its configuration."""
         messages = self.waiting.get(name, [])
         if name not in self.tracked:
-            self.tracked[name] = self._add(name, messages[0]["config"])
+            wait = LOCK_WAIT_S if len(messages) == 1 else 0.0  # once is enough: other members wait, too
+            self.tracked[name] = self._add(name, messages[0]["config"], wait)
         each = self.tracked[name]
         each.pending += [(message["step"], message["values"]) for message in messages if "step" in message]
         self.waiting.pop(name, None)
         return each
 
-    def _add(self, name: str, config: Mapping[str, Any]) -> TrackedMember:
+    def _add(self, name: str, config: Mapping[str, Any], wait: float) -> TrackedMember:
         """Lock what is stored, because the process of a run that was killed may still be about to end, and read it."""
         with ExitStack() as stack:  # without the member, the lock is released, because it is added again
-            stack.enter_context(self.store.lock(self._state_name(name).removesuffix(".json"), timeout=LOCK_WAIT_S))
+            stack.enter_context(self.store.lock(self._state_name(name).removesuffix(".json"), timeout=wait))
             member = TrackedMember(None if name == ENSEMBLE else int(name), config, self._stored(name))
             self.locks.enter_context(stack.pop_all())
         return member
