@@ -146,6 +146,10 @@ def test_a_file_without_a_column_names_the_option_for_it(run: Path, expected: An
     result = plateaux.predict_files(run, table, tmp_path / "a.csv")
     assert result.failed == 1
     assert "it has no column 'age'; its columns are years, income, is_new. Name" in (tmp_path / "a.csv").read_text()
+    FRAME[["age"]].set_axis(["a"], axis=1).to_csv(table, index=False)
+    plateaux.predict_files(run, table, tmp_path / "c.csv")
+    assert "no column 'age', 'income', 'is_new'; its columns are a. Name" in (tmp_path / "c.csv").read_text()
+    FRAME.rename(columns={"age": "years"}).to_csv(table, index=False)
     columns = plateaux.BatchOptions(columns=("years", "income", "is_new"))
     assert plateaux.predict_files(run, table, tmp_path / "b.csv", batch=columns).failed == 0
 

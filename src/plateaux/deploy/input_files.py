@@ -27,6 +27,7 @@ ROW_FILES = (*ARRAYS, *TABLES, *TEXTS)
 PATH_COLUMNS = ("path", "file", "image")  # of tables that list image files
 OPEN_FILES = 4  # tables and arrays that a reader keeps in memory
 MAX_CELL = 1 << 24  # characters of a cell in a CSV file
+MAX_MISSING = 3  # columns that an error names
 BOOLEANS = {"True": 1, "False": 0}  # as pandas writes columns of booleans
 
 
@@ -197,10 +198,10 @@ class InputReader:
         columns = self.columns or self._default_columns(file, header)
         missing = [name for name in columns if name not in header]
         if missing:
+            names = ", ".join(map(repr, missing[:MAX_MISSING]))
+            more = f" and {len(missing) - MAX_MISSING} others" if len(missing) > MAX_MISSING else ""
             hint = "" if self.columns else ". Name the columns with the inputs, in the order of training: --columns"
-            raise DataError(
-                f"it has no column {', '.join(map(repr, missing[:20]))}; its columns are {', '.join(header[:20])}{hint}"
-            )
+            raise DataError(f"it has no column {names}{more}; its columns are {', '.join(header[:20])}{hint}")
         at = [header.index(name) for name in columns]
         tokenizer = self.contract.preprocessing.tokenizer
         if tokenizer is not None:
