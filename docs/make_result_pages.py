@@ -61,6 +61,7 @@ TABLES: dict[str, tuple[str, Callable[[Path], Tables]]] = {
     "does-it-work": ("sharpbalance_test.json", _fair_test.tables),
     "four-resnets": ("four_resnets.json", four),
     "joint-cifar100": ("joint_cifar100.json", joint),
+    "landscape-cifar10": ("landscape_cifar10.json", landscape),
     "lora-mrpc": ("lora_mrpc.json", lora),
     "sharpbalance-cifar10": ("sharpbalance_cifar10/results.json", sharpbalance),
     "which-method": ("which_method.json", _which_method.tables),
