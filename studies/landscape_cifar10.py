@@ -38,6 +38,7 @@ CONDITIONS: dict[str, dict[str, Any]] = {
 }
 STUDY = "landscape_cifar10"
 BASE = "deep_ensemble"
+MARKS = {"flatter": "**", "sharper": "*"}  # Markdown around a value
 Numbers = dict[str, dict[str, Any]]  # by condition: "training accuracy", and "probes" with the summary of each
 CURVED = ("trace", "top_eigenvalue", "gauss_newton_trace", "gauss_newton_eigenvalue")  # four passes a product: fewer
 MORE = (
@@ -144,19 +145,16 @@ def fitted(numbers: Numbers) -> str:
 
 
 def table(numbers: Numbers) -> str:
-    """Return the results as Markdown: mean over members, its standard error, and the effect of each radius."""
+    """Return the results as Markdown: mean over members, standard error; bold where flatter, italic where sharper."""
     results = {name: numbers[name]["probes"] for name in CONDITIONS if numbers.get(name, {}).get("probes")}
     names = list(results)
-    verdicts = [f"{name} is" for name in names if name != BASE]
-    head = ["probe", *names, *verdicts, "scale-invariant", "errors: data, draws"]
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * len(names) + "---|" * (len(head) - 1 - len(names))]
+    head = ["probe", *names, "scale-invariant", "errors: data, draws"]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * len(names) + "---|---|"]
     for probe in dict.fromkeys(probe for found in results.values() for probe in found):
-        found = {name: results[name].get(probe) for name in names}
-        base = found.get(BASE)
-        cells = [_cell(each) if each else "" for each in found.values()]
-        words = [verdict(base, each) if base and each else "" for name, each in found.items() if name != BASE]
+        base = results.get(BASE, {}).get(probe)
+        cells = [_marked(base, results[name].get(probe)) for name in names]
         kind = "yes" if get_probes([probe])[probe].scale_invariant else "no"
-        lines.append("| " + " | ".join([f"`{probe}`", *cells, *words, kind, _errors(base)]) + " |")
+        lines.append("| " + " | ".join([f"`{probe}`", *cells, kind, _errors(base)]) + " |")
     return "\n".join(lines)
 
 
@@ -179,6 +177,11 @@ def verdict(base: dict[str, Any], other: dict[str, Any]) -> str:
     if not apart.excludes_zero:
         return "not distinguished"
     return "flatter" if (apart.high < 0) == (base["higher_is_better"] is False) else "sharper"
+
+
+def _marked(base: dict[str, Any] | None, found: dict[str, Any] | None) -> str:
+    mark = MARKS.get(verdict(base, found), "") if base and found else ""
+    return mark + (_cell(found) if found else "") + mark
 
 
 def _cell(found: dict[str, Any]) -> str:
