@@ -3,8 +3,8 @@
 python docs/make_papers_page.py            # write the page
 python docs/make_papers_page.py --check    # exit code 1 if the page is out of date
 
-Runs, passes and bytes are those of `plateaux study NAME --dry-run`. Device hours assume the speed that Lu et al. report
-for their GPU, divided by the operations of a network relative to ResNet-18 on images of 32 pixels.
+All numbers are those of `plateaux study NAME --dry-run --images-per-second N`. N is the speed that Lu et al. report for
+their GPU, divided by the operations of the first run's network relative to ResNet-18 on CIFAR-10.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ from pathlib import Path
 
 from _generated import write_or_check
 
-from plateaux.config.builders.model import build_members
-from plateaux.config.recipe import Recipe
 from plateaux.core.formatting import format_size
 from plateaux.studies.builtin import builtin_studies
-from plateaux.studies.cost_estimate import CostEstimate, count_operations, first_sample
+from plateaux.studies.cost_estimate import CostEstimate
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
 
 PAGE = Path(__file__).parent / "results" / "reproduce.md"
 MINUTES = 84.48  # Table 8 of Lu et al.: 200 epochs of ResNet-18 on CIFAR-10 with SharpBalance, about SAM
 REFERENCE_RATE = 400 * 50_000 / (60 * MINUTES)  # images per second, forward and backward
-REFERENCE_OPERATIONS = 2 * 0.5564e9  # of a forward pass of ResNet-18 on an image of 32 pixels
+REFERENCE = "lu2024_figure7"  # the study whose first network has that speed
 PAPERS = {
     "lu2024": "SharpBalance (Lu et al. 2024)",
     "sed2024": "Scalable Ensemble Diversification (2024)",
@@ -63,10 +61,16 @@ and figures, not results. What was found at a small size is in [Claims](claims.m
 
 **Cost.** A pass is one forward and one backward pass of a member over its training images; SAM takes two per epoch.
 Lu et al. report {MINUTES} minutes for 200 epochs of ResNet-18 on CIFAR-10 with the two passes of SAM (Table 8), that is
-2 x 200 x 50,000 / (60 x {MINUTES}) = {REFERENCE_RATE:,.0f} images per second on their GPU. Device hours below are
-passes x training images, and the forward passes of the evaluation at a third each, divided by that speed, times
-the operations of the network relative to ResNet-18 on images of 32 pixels: an estimate, not a measurement. For your
-device, give its speed: `--dry-run --images-per-second 10000`. Bytes are the weights that are kept."""
+2 x 200 x 50,000 / (60 x {MINUTES}) = {REFERENCE_RATE:,.0f} images per second on their GPU. The column images/s is this
+speed for the network of the study's first run, by its operations on one sample relative to ResNet-18: an estimate, not
+a measurement. Device hours are passes x training images, and the forward passes of the evaluation at a third each,
+divided by that speed; other networks of the study count by their operations. Bytes are the weights that are kept. The
+command prints the same numbers, unless data sets of another size are on your machine. For your device, measure the
+speed of the first network there and give it instead:
+
+```bash
+plateaux study {REFERENCE} --dry-run --images-per-second {REFERENCE_RATE:.0f}
+```"""
 
 ARITHMETIC = """## The arithmetic of three studies
 
@@ -86,27 +90,23 @@ ARITHMETIC = """## The arithmetic of three studies
 """
 
 
-class ScaledEstimate(CostEstimate):
-    """Costs at the speed of a reference GPU, scaled by the operations of each network."""
-
-    def _throughput(self, recipe: Recipe, samples: int) -> float:
-        key = str(recipe.to_dict()["model"]) + str(recipe.data.name)
-        if key not in self.throughputs:
-            tree = recipe.to_dict()
-            tree["model"] |= {"weights": None, "backbone": None, "head": "own", "cache_features": False}
-            (module,) = build_members(Recipe.from_dict(tree), self._data(recipe), [0])
-            operations = count_operations(module, first_sample(self._data(recipe)))
-            self.throughputs[key] = REFERENCE_RATE * REFERENCE_OPERATIONS / operations
-        return self.throughputs[key]
+def first_operations(estimate: CostEstimate) -> float:
+    """Return the operations of the network of the first run."""
+    return estimate.network_operations(estimate.runner.runs[0].recipe)
 
 
-def row(name: str, study: Study) -> str:
+def row(name: str) -> str:
+    study = Study.load(name)
     with tempfile.TemporaryDirectory() as folder:
-        costs = ScaledEstimate(StudyRunner(study, Path(folder) / "study")).all()
+        reference = CostEstimate(StudyRunner(Study.load(REFERENCE), Path(folder) / "reference"))
+        estimate = CostEstimate(StudyRunner(study, Path(folder) / "study"))
+        rate = round(REFERENCE_RATE * first_operations(reference) / first_operations(estimate))
+        estimate.images_per_second = rate
+        costs = estimate.all()
     hours = sum(cost.device_seconds for cost in costs) / 3600
     size, passes = sum(cost.bytes for cost in costs), sum(cost.passes for cost in costs)
     products = ", ".join(study.produces)
-    cells = (products, f"`{name}`", f"{len(costs):,}", f"{passes:,.0f}", f"{hours:,.0f}")
+    cells = (products, f"`{name}`", f"{len(costs):,}", f"{passes:,.0f}", f"{rate:,}", f"{hours:,.0f}")
     return f"| {' | '.join(cells)} | {format_size(size) if size else 'none'} |"
 
 
@@ -114,10 +114,10 @@ def page() -> str:
     lines = INTRODUCTION.splitlines()
     studies = {name: file for name, file in builtin_studies().items() if file.parent.name == "papers"}
     for paper, title in PAPERS.items():
-        lines += ["", f"## {title}", "", "| produces | study | runs | passes | device hours | weights |"]
-        lines += ["|---|---|---:|---:|---:|---:|"]
+        lines += ["", f"## {title}", "", "| produces | study | runs | passes | images/s | device hours | weights |"]
+        lines += ["|---|---|---:|---:|---:|---:|---:|"]
         for name in sorted(name for name in studies if name.startswith(f"{paper}_")):
-            lines.append(row(name, Study.load(name)))
+            lines.append(row(name))
         lines += ["", *(f"- {what}: {command}; {status}." for what, command, status in OTHER[paper])]
     return "\n".join([*lines, "", ARITHMETIC])
 

@@ -149,7 +149,7 @@ def table(numbers: Numbers) -> str:
     results = {name: numbers[name]["probes"] for name in CONDITIONS if numbers.get(name, {}).get("probes")}
     names = list(results)
     head = ["probe", *names, "scale-invariant", "errors: data, draws"]
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * len(names) + "---|---|"]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * len(names) + "---|---:|"]
     for probe in dict.fromkeys(probe for found in results.values() for probe in found):
         base = results.get(BASE, {}).get(probe)
         cells = [_marked(base, results[name].get(probe)) for name in names]

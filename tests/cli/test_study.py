@@ -380,13 +380,13 @@ def test_a_study_killed_at_random_and_restarted_trains_nothing_twice(tmp_path: P
         assert killed["runs"][run]["log"] == entry["log"]
 
 
-def reckoned(what: Study, root: Path, *, images_per_second: float | None = None, **options: Any) -> list[Any]:
+def estimated(what: Study, root: Path, *, images_per_second: float | None = None, **options: Any) -> list[Any]:
     runner = StudyRunner(what, root, components=GIVEN, **options)
     return CostEstimate(runner, images_per_second=images_per_second).all()
 
 
-def test_a_reckoning_knows_passes_spans_and_what_is_done(tmp_path: Path) -> None:
-    found = {each.conditions[0]: each for each in reckoned(study(), tmp_path)}
+def test_an_estimate_knows_passes_times_and_what_is_done(tmp_path: Path) -> None:
+    found = {each.conditions[0]: each for each in estimated(study(), tmp_path)}
     assert not list(tmp_path.iterdir())
     plain, sam, paper = (found[f"method={name} #0"] for name in ("plain", "sam", "paper"))
     assert (plain.passes, sam.passes, paper.passes) == (2 * 4, 2 * 2 * 2, 2 * (4 + 1 + 2 * 1.5))
@@ -395,33 +395,31 @@ def test_a_reckoning_knows_passes_spans_and_what_is_done(tmp_path: Path) -> None
     assert {each.state for each in found.values()} == {"missing"}
     assert all(each.seconds > 0 for each in found.values())
     conducted(study(), tmp_path, filter_pattern="*plain*")
-    found = {each.conditions[0]: each for each in reckoned(study(), tmp_path)}
+    found = {each.conditions[0]: each for each in estimated(study(), tmp_path)}
     assert (found["method=plain #0"].state, found["method=plain #0"].seconds) == ("done", 0)
-    again = {each.conditions[0]: each for each in reckoned(study(evaluate={"metrics": ["brier"]}), tmp_path)}
+    again = {each.conditions[0]: each for each in estimated(study(evaluate={"metrics": ["brier"]}), tmp_path)}
     assert (again["method=plain #0"].state, again["method=plain #0"].passes) == ("started", 0)
 
 
-def test_a_reckoning_takes_its_pace_from_runs_that_are_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_estimate_takes_its_speed_from_finished_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plateaux.studies.cost_estimate.throughput", lambda *_: 10.0)
     parts = {"grid": {"method.rho": [0.0, 0.1]}, "landscape": {"probes": ["fisher_trace"], "samples": 6}}
     base = {**BASE, "train": {"epochs": 4, "precision": "auto"}}
-    probed = reckoned(study(base=base, **parts), tmp_path)[0]
+    probed = estimated(study(base=base, **parts), tmp_path)[0]
     assert probed.seconds == pytest.approx((probed.passes * 30 + probed.evaluation) / 10)
     results, _ = conducted(study(**parts), tmp_path, filter_pattern="*rho=0.0*")
     (entry,) = results["runs"].values()
     cost = entry["costs"]["mean of members"]
-    left = reckoned(study(**parts), tmp_path, filter_pattern="*rho=0.1*")
+    left = estimated(study(**parts), tmp_path, filter_pattern="*rho=0.1*")
     assert len(left) == 1
     assert left[0].seconds == pytest.approx((left[0].passes * 30 + left[0].evaluation) * cost["seconds"] / (4 * 30))
-    two = reckoned(study(**parts), tmp_path, filter_pattern="*rho=0.1*", executor={"processes": 2})[0]
+    two = estimated(study(**parts), tmp_path, filter_pattern="*rho=0.1*", executor={"processes": 2})[0]
     assert two.seconds < left[0].seconds
 
 
-def test_samples_from_elsewhere_are_reckoned(tmp_path: Path) -> None:
+def test_samples_from_elsewhere_are_counted(tmp_path: Path) -> None:
     digits = {**BASE, "data": {"name": "digits", "limit": 40, "test_limit": 30, "batch_size": 20}}
-    with_ood = reckoned(study(base=digits, evaluate={"metrics": [], "ood": ["near=digits,nowhere"]}), tmp_path)[0]
+    with_ood = estimated(study(base=digits, evaluate={"metrics": [], "ood": ["near=digits,nowhere"]}), tmp_path)[0]
     from plateaux.data.datasets.digits import digits as load_digits
 
     assert with_ood.evaluation == pytest.approx(2 * (len(load_digits().test) + 30) / 3)
@@ -449,23 +447,34 @@ def test_the_cost_of_a_network_is_that_of_its_layers() -> None:
     assert network_cost(module, data).shared == 0
 
 
-def test_members_on_a_backbone_are_reckoned_by_their_heads_and_cached_features_once(tmp_path: Path) -> None:
+def test_members_on_a_backbone_are_counted_by_their_heads_and_cached_features_once(tmp_path: Path) -> None:
     own = 60 / (64 * 7 + 7 * 6 + 60)
     grid = {"optimizer.lr": [0.1, 0.2]}
     passes = 2 * 4 * 30  # of single samples, by 2 members in 4 epochs
-    plain = reckoned(study(base=digits_with(), grid=grid), tmp_path, images_per_second=10)
+    plain = estimated(study(base=digits_with(), grid=grid), tmp_path, images_per_second=10)
     each = passes * (own + (1 - own) / 3) + 2 * 12 / 3  # every member passes the backbone
     assert [cost.device_seconds for cost in plain] == pytest.approx([each / 10, each / 10])
     base = digits_with(cache_features=True, cached_augmentations=4)
-    first, second = reckoned(study(base=base, grid=grid), tmp_path, images_per_second=10)
+    first, second = estimated(study(base=base, grid=grid), tmp_path, images_per_second=10)
     heads = passes * own + 2 * own * 12 / 3
     features = (4 * 30 + 12) * (1 - own) / 3  # four augmentations of a training image, one test image
     assert first.device_seconds == pytest.approx((heads + features) / 10)
     assert second.device_seconds == pytest.approx(heads / 10)
     assert first.bytes == second.bytes == 4 * (64 * 7 + 7 + 7 * 6 + 6) + 2 * 4 * (60 + 10)
     base["data"] = {**base["data"], "crop": 0}
-    (still, _) = reckoned(study(base=base, grid=grid), tmp_path, images_per_second=10)
+    (still, _) = estimated(study(base=base, grid=grid), tmp_path, images_per_second=10)
     assert still.device_seconds == pytest.approx((heads + (30 + 12) * (1 - own) / 3) / 10)
+
+
+def test_a_given_speed_is_that_of_the_first_network_and_others_count_by_their_operations(tmp_path: Path) -> None:
+    grid = {"model.hidden_sizes": [[7, 6], [14, 12]], "optimizer.lr": [0.1, 0.2]}
+    base = digits_with(backbone=None, head="own")
+    found = estimated(study(base=base, grid=grid), tmp_path, images_per_second=10)
+    samples = 2 * (4 * 30 + 12 / 3)  # 2 members, 4 epochs
+    larger = (64 * 14 + 14 * 12 + 12 * 10) / (64 * 7 + 7 * 6 + 6 * 10)
+    assert [each.device_seconds * 10 / samples for each in found] == pytest.approx([1, 1, larger, larger])
+    only = estimated(study(base=base, grid=grid), tmp_path, images_per_second=10, filter_pattern="*14*")
+    assert [each.device_seconds for each in only] == [each.device_seconds for each in found[2:]]
 
 
 def test_a_mesh_is_started_for_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

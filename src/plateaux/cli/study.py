@@ -34,7 +34,11 @@ def study(
     ] = False,
     images_per_second: Annotated[
         float | None,
-        typer.Option(min=0.001, help="For --dry-run: plain training images/s of a device; by default measured here."),
+        typer.Option(
+            min=0.001,
+            help="For --dry-run: plain training images/s of a device with the network of the first run; the speed of "
+            "other networks follows from their operations. By default measured here.",
+        ),
     ] = None,
     filter_: Annotated[
         str, typer.Option("--filter", help='Run only conditions that match, such as "*rho=0.05*" or "*#0".')

@@ -2,10 +2,11 @@
 
     device seconds = (passes x training samples + passes of single samples for the evaluation) / samples per second
 
-where samples per second is the speed of plain training of one member on one device. Data sets that are not on this
-machine have their published size. Members on a shared backbone train only their heads: a pass counts by the operations
-of the head, a forward pass of the backbone is added where its features are not cached, and otherwise once for every
-cached image. This is a lower bound: a step of a small head takes longer than its operations.
+where samples per second is the speed of plain training of one member on one device. A given speed is that of the
+network of the first run; other networks are slower or faster by their operations on one sample. Data sets that are not
+on this machine have their published size. Members on a shared backbone train only their heads: a pass counts by the
+operations of the head, a forward pass of the backbone is added where its features are not cached, and otherwise once
+for every cached image. This is a lower bound: a step of a small head takes longer than its operations.
 """
 
 from __future__ import annotations
@@ -127,6 +128,7 @@ class CostEstimate:
         self.missing_data: dict[str, str] = {}  # data sets with their published size, and why
         self.data: dict[str, DataSplits] = {}
         self.throughputs: dict[str, float] = {}
+        self.operations: dict[str, float] = {}
         self.networks: dict[str, NetworkCost] = {}
         self.cached: set[str] = set()  # feature caches that an earlier run has filled
 
@@ -221,13 +223,24 @@ class CostEstimate:
     def _throughput(self, recipe: Recipe, samples: int) -> float:
         """Return the throughput of one member in samples per second, from finished runs or a benchmark."""
         if self.images_per_second is not None:
-            return self.images_per_second
+            first, own = (self.network_operations(each) for each in (self.runner.runs[0].recipe, recipe))
+            return self.images_per_second * (first / own if first and own else 1.0)  # none are counted: as fast
         key = _architecture_key(recipe.to_dict())
         if key not in self.throughputs:
             # Finished runs on a backbone have the speed of their heads, not of the whole network.
             measured = None if recipe.model.backbone else self._measured_throughput(key, samples)
             self.throughputs[key] = measured or self._benchmark_throughput(recipe)
         return self.throughputs[key]
+
+    def network_operations(self, recipe: Recipe) -> float:
+        """Return the floating-point operations of a forward pass of a whole network for one sample."""
+        data = self._data(recipe)
+        tree = _whole_network(recipe)
+        parts = {"model": tree["model"], "data": [recipe.data.name, recipe.data.options, data.shape]}
+        if (key := fingerprint(parts)) not in self.operations:
+            (module,) = build_members(Recipe.from_dict(tree), data, [0], self.runner.components)
+            self.operations[key] = count_operations(module, first_sample(data))
+        return self.operations[key]
 
     def _measured_throughput(self, key: str, samples: int) -> float | None:
         for entry in self.runner.results().get("runs", {}).values():
@@ -238,8 +251,7 @@ class CostEstimate:
 
     def _benchmark_throughput(self, recipe: Recipe) -> float:
         """Return the throughput of plain gradient descent, with the fastest candidate for `auto` settings."""
-        tree = _without_weights(recipe)  # which may not be on this machine, and do not change the speed
-        tree["model"] |= {"backbone": None, "head": "own", "cache_features": False}  # the speed of the whole network
+        tree = _whole_network(recipe)
         train, data = tree["train"], self._data(recipe)
         components, size = self.runner.components, recipe.data.batch_size
         if get_device(recipe.executor.devices[0] if recipe.executor.devices else None).type == "cpu":
@@ -292,6 +304,12 @@ def _num_cached(recipe: Recipe) -> int:
     """Return the number of cached features of a training image: one without augmentation."""
     is_augmented = any(getattr(recipe.data, name) for name in AUGMENTATIONS)
     return recipe.model.cached_augmentations if is_augmented else 1
+
+
+def _whole_network(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe that trains the whole network, from no weights: they may be elsewhere, and the speed is equal."""
+    tree = _without_weights(recipe)
+    return {**tree, "model": {**tree["model"], "backbone": None, "head": "own", "cache_features": False}}
 
 
 def _without_weights(recipe: Recipe) -> dict[str, Any]:
