@@ -25,9 +25,11 @@ from _method_tables import (
 )
 from power import repetitions_for
 
+from plateaux.studies.claims.claim import read_claims
 from plateaux.studies.results import ResultRow, read_results, results_from_study
 
 RULES = ("paper", "released", "released_boost")
+CLAIMS = (4, 5, 6, 7)
 CLASSES, NOISE = 10, 0.3
 FITTED = Column("members, training images %", "accuracy", "train", "mean of members", digits=1)
 SEVERITIES = [under_corruption(f"severity {level}", part=f"severity {level}") for level in range(1, 6)]
@@ -118,6 +120,15 @@ def more_members(results: Sequence[ResultRow]) -> str:
     return "\n".join(lines)
 
 
+def registration() -> str:
+    """Return the commit that registered the test, from the claims."""
+    (commit,) = {claim.registered for claim in read_claims() if claim.number in CLAIMS}
+    return (
+        f"Commit {commit} registered the test with [claims 4 to 7](claims.md) before it ran: the setting, all "
+        "comparisons, and ten repetitions. Nothing was changed later."
+    )
+
+
 def tables(file: Path) -> dict[str, str]:
     """Return all tables of the page from the results files next to that of the test, which may not have run yet."""
     folder = file.parent
@@ -131,6 +142,7 @@ def tables(file: Path) -> dict[str, str]:
         "radii": choices(tuning),
         "sets": choices(results_from_study(folder / "sharpbalance_tuning_sets.json")),
         "power": power(tuning),
+        "registration": registration(),
         "members": more_members(results_from_study(folder / "more_members.json")),
         **test,
     }
