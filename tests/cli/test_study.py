@@ -512,6 +512,13 @@ def test_a_dry_run_runs_nothing_and_writes_nothing(file: Path, tmp_path: Path) -
     assert [run["conditions"] for run in told["runs"]] == [["rho=0.0 #0"], ["rho=0.1 #0"]]
 
 
+def test_a_given_speed_without_a_dry_run_starts_no_study(file: Path, tmp_path: Path) -> None:
+    done = call(file, "--out", tmp_path / "out", "--images-per-second", 10)
+    assert done.exit_code == 2
+    assert "add --dry-run" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_smoke_test_has_no_dry_run(file: Path, tmp_path: Path) -> None:
     done = call(file, "--out", tmp_path / "out", "--smoke", "--dry-run")
     assert done.exit_code == 2

@@ -69,6 +69,8 @@ def study(
         raise RecipeError(
             "--smoke runs the study at a tiny size, and --dry-run estimates the full one: give one of them"
         )
+    if images_per_second is not None and not dry_run:
+        raise RecipeError("--images-per-second is for the estimate of --dry-run: add --dry-run, or leave it out to run")
     loaded = Study.load(file)
     root = out or Path("runs") / (f"{loaded.name}-smoke" if smoke else loaded.name)
     section: dict[str, Any] = {"name": executor} if executor else {}
