@@ -4,7 +4,10 @@ BASE ?= python3
 TORCH ?= 2.13.0
 BENCH ?= --quick
 AUDITED ?= $(or $(TMPDIR),/tmp)/plateaux-audited.txt
-EXTRAS ?= demo,vision,text,hf,lightning,accelerate,tensorboard,wandb,report,ray,cloud,parquet,onnx,serve,hub,dev
+EXTRAS ?= all,dev
+VENVS ?= $(or $(TMPDIR),/tmp)/plateaux-venvs
+UNIT = core optim ensembles config methods models data evaluation loss_landscape training storage
+MORE ?=
 WORKERS ?= 3  # on two cores: many tests wait for processes they started or killed
 IMPORTS = $(PYTHON) -c "from importlinter.cli import lint_imports_command as run; run()"
 
@@ -13,7 +16,7 @@ export OMP_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check check-gpu check-newest format lint test pages docs bench audit release
+.PHONY: help setup check check-gpu check-oldest check-newest format lint test pages docs bench audit release
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F '|' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -40,8 +43,8 @@ lint:  ## format, lint, types and layers, without the tests
 	@if $(PYTHON) -c "import bandit" 2> /dev/null; then $(PYTHON) -m bandit -q -c pyproject.toml -r src; \
 		else echo "bandit is not installed here and was skipped: make setup installs it"; fi
 
-test:  ## the quick tests, without coverage
-	$(PYTHON) -m pytest -n $(WORKERS) -m "not slow"
+test:  ## the unit tests that are not slow, without coverage (MORE=tests/deploy adds to them)
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup -m "not slow" $(addprefix tests/,$(UNIT)) $(MORE)
 
 pages:  ## write the generated pages and pictures of the documentation again
 	$(PYTHON) docs/make_recipe_page.py
@@ -61,8 +64,11 @@ bench:  ## run every benchmark, print JSON, append ratios to benchmarks/history.
 check-gpu:  ## run the CUDA tests and the overhead benchmark on a GPU, and print what to report
 	$(PYTHON) .ci/check_gpu.py
 
-check-newest:  ## run a representative part of the tests with the newest torch, in its own venv (NEWEST=folder, BASE=python3.13)
-	BASE=$(BASE) NEWEST=$(NEWEST) bash .ci/check_newest
+check-oldest:  ## the fast tests with the oldest supported torch, in a venv of its own (VENVS=folder, BASE=python3.12)
+	BASE=$(BASE) .ci/check_torch "torch==2.8.*" $(VENVS)/oldest
+
+check-newest:  ## the fast tests with the newest torch, in a venv of its own
+	BASE=$(BASE) .ci/check_torch "torch>=2.8,<3" $(VENVS)/newest
 
 audit:  ## look up known vulnerabilities of all dependencies; fails if no database can be reached
 	@$(PYTHON) -c "import pip_audit" 2> /dev/null || { echo "pip-audit is missing: pip install -e '.[release]'"; exit 1; }

@@ -8,18 +8,19 @@ other platforms and Python versions are evaluated here.
 
 from __future__ import annotations
 
+import tomllib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = (
-    *("demo", "vision", "text", "hf", "lightning", "accelerate", "tensorboard", "wandb", "report", "ray", "cloud"),
-    *("parquet", "onnx", "serve"),
-)
+PROJECT = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# The extras of `all`, which is the only list of them.
+EXTRAS = tuple(sorted(Requirement(PROJECT["optional-dependencies"]["all"][0]).extras))
 CLASSIFIER = "License :: OSI Approved :: "
 
 

@@ -22,7 +22,7 @@ from email.parser import Parser
 from pathlib import Path
 from typing import Any
 
-from dependencies import EXTRAS, Package, closure, missing
+from dependencies import EXTRAS, PROJECT, Package, closure, missing
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,10 +129,8 @@ def sbom(version: str, packages: Mapping[str, Package]) -> dict[str, Any]:
 
 def _direct() -> set[str]:
     """Return the canonical names of the direct dependencies, with all extras, which may contain other extras."""
-    import tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = [*project["dependencies"], *(line for extra in EXTRAS for line in project["optional-dependencies"][extra])]
+    extras = PROJECT["optional-dependencies"]
+    lines = [*PROJECT["dependencies"], *(line for extra in EXTRAS for line in extras[extra])]
     return {canonicalize_name(re.split(r"[\[<>=!~; ]", line)[0]) for line in lines} - {"plateaux"}
 
 

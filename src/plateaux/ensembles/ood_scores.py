@@ -49,7 +49,9 @@ def max_probability(logits: Tensor) -> Tensor:
 
 def entropy(logits: Tensor) -> Tensor:
     """Return the entropy of the mean probability, in nats `[B]`."""
-    parts: Tensor = torch.special.entr(log_mean(log_probs(logits)).exp())
+    p = log_mean(log_probs(logits)).exp()
+    # torch.special.entr does the same, but torch 2.8 and 2.10 cannot export it to ONNX.
+    parts = (-p * p.log()).masked_fill(p == 0, 0.0)
     return parts.sum(-1)
 
 
