@@ -13,15 +13,16 @@ export OMP_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check check-gpu check-newest format lint test pages docs bench audit release
+.PHONY: help setup check check-gpu check-newest format lint test pages docs bench audit organization release
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F '|' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup:  ## make .venv with a pinned torch and every tool (BASE=python3.11 chooses the interpreter)
+setup:  ## make .venv with a pinned torch and every tool (BASE=python3.11, TORCH_INDEX=URL of an index with CPU wheels)
 	$(BASE) -m venv .venv
 	echo "torch==$(TORCH)" > .venv/constraints.txt
-	.venv/bin/python -m pip install "torch==$(TORCH)" hatchling
+	.venv/bin/python -m pip install $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)" torchvision) "torch==$(TORCH)"
+	.venv/bin/python -m pip install hatchling
 	PIP_CONSTRAINT="$(CURDIR)/.venv/constraints.txt" .venv/bin/python -m pip install --no-build-isolation -e ".[$(EXTRAS)]"
 
 check: lint  ## format, lint, types, layers, every test with coverage
@@ -32,13 +33,15 @@ format:  ## rewrite the sources in the one format
 	$(PYTHON) -m ruff format .
 	$(PYTHON) -m ruff check --fix .
 
-lint:  ## format, lint, types and layers, without the tests
+lint:  ## format, lint, types, layers, security and workflows, without the tests
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
 	$(IMPORTS)
-	@if $(PYTHON) -c "import bandit" 2> /dev/null; then $(PYTHON) -m bandit -q -c pyproject.toml -r src; \
-		else echo "bandit is not installed here and was skipped: make setup installs it"; fi
+	$(PYTHON) -m bandit -q -c pyproject.toml -r src
+	$(dir $(PYTHON))zizmor --offline --quiet .github
+	$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(PYTHON) -m pre_commit validate-config
 
 test:  ## the quick tests, without coverage
 	$(PYTHON) -m pytest -n $(WORKERS) -m "not slow"
@@ -67,6 +70,9 @@ check-newest:  ## run a representative part of the tests with the newest torch, 
 audit:  ## look up known vulnerabilities of all dependencies; fails if no database can be reached
 	@$(PYTHON) -c "import pip_audit" 2> /dev/null || { echo "pip-audit is missing: pip install -e '.[release]'"; exit 1; }
 	$(PYTHON) .ci/dependencies.py > $(AUDITED) && $(PYTHON) -m pip_audit --strict --no-deps --disable-pip -r $(AUDITED)
+
+organization:  ## write the GitHub organization into every file that names it (NAME=acme)
+	$(PYTHON) .ci/organization.py $(NAME)
 
 release:  ## check version and tree, build and check wheel and sdist, write SBOM and checksums to dist/; uploads nothing
 	$(PYTHON) .ci/release.py $(RELEASE)
