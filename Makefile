@@ -1,4 +1,4 @@
-# One door: `make check` is what CI runs.
+# `make check` is what CI runs; `make` lists all targets.
 PYTHON ?= .venv/bin/python
 BASE ?= python3
 TORCH ?= 2.13.0
@@ -16,15 +16,16 @@ export OMP_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check check-gpu check-oldest check-newest format lint test pages docs bench audit release
+.PHONY: help setup check check-gpu check-oldest check-newest format lint test pages docs bench audit organization release
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F '|' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup:  ## make .venv with a pinned torch and every tool (BASE=python3.11 chooses the interpreter)
+setup:  ## make .venv with a pinned torch and every tool (BASE=python3.11, TORCH_INDEX=URL of an index with CPU wheels)
 	$(BASE) -m venv .venv
 	echo "torch==$(TORCH)" > .venv/constraints.txt
-	.venv/bin/python -m pip install "torch==$(TORCH)" hatchling
+	.venv/bin/python -m pip install $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)" torchvision) "torch==$(TORCH)"
+	.venv/bin/python -m pip install hatchling
 	PIP_CONSTRAINT="$(CURDIR)/.venv/constraints.txt" .venv/bin/python -m pip install --no-build-isolation -e ".[$(EXTRAS)]"
 
 check: lint  ## format, lint, types, layers, every test with coverage
@@ -35,13 +36,15 @@ format:  ## rewrite the sources in the one format
 	$(PYTHON) -m ruff format .
 	$(PYTHON) -m ruff check --fix .
 
-lint:  ## format, lint, types and layers, without the tests
+lint:  ## format, lint, types, layers, security and workflows, without the tests
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
 	$(IMPORTS)
-	@if $(PYTHON) -c "import bandit" 2> /dev/null; then $(PYTHON) -m bandit -q -c pyproject.toml -r src; \
-		else echo "bandit is not installed here and was skipped: make setup installs it"; fi
+	$(PYTHON) -m bandit -q -c pyproject.toml -r src
+	$(dir $(PYTHON))zizmor --offline --quiet .github
+	$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(PYTHON) -m pre_commit validate-config
 
 test:  ## the unit tests that are not slow, without coverage (MORE=tests/deploy adds to them)
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup -m "not slow" $(addprefix tests/,$(UNIT)) $(MORE)
@@ -73,6 +76,9 @@ check-newest:  ## the fast tests with the newest torch, in a venv of its own
 audit:  ## look up known vulnerabilities of all dependencies; fails if no database can be reached
 	@$(PYTHON) -c "import pip_audit" 2> /dev/null || { echo "pip-audit is missing: pip install -e '.[release]'"; exit 1; }
 	$(PYTHON) .ci/dependencies.py > $(AUDITED) && $(PYTHON) -m pip_audit --strict --no-deps --disable-pip -r $(AUDITED)
+
+organization:  ## write the GitHub organization into every file that names it (NAME=acme)
+	$(PYTHON) .ci/organization.py $(NAME)
 
 release:  ## check version and tree, build and check wheel and sdist, write SBOM and checksums to dist/; uploads nothing
 	$(PYTHON) .ci/release.py $(RELEASE)

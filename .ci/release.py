@@ -23,17 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from dependencies import EXTRAS, PROJECT, Package, closure, missing
+from organization import organization_problems
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 SBOM, SUMS = "plateaux.cdx.json", "SHA256SUMS"
 REQUIRED_FIELDS = ("Name", "Version", "Summary", "License-Expression", "Requires-Python", "Description-Content-Type")
 # What may be at the top level of the archives, so that caches, data and virtual environments are not published.
-IN_SDIST = {".ci", ".github", "benchmarks", "claims", "docs", "recipes", "src", "studies", "tests"}
+IN_SDIST = {".ci", ".github", "benchmarks", "claims", "deployment", "docs", "recipes", "src", "studies", "tests"}
 
 
-def version_problems(root: Path, tags: Sequence[str] = ()) -> list[str]:
-    """Return why the version of the sources cannot be released."""
+def version_problems(root: Path, tags: Sequence[str] = (), tags_here: Sequence[str] = ()) -> list[str]:
+    """Return why the version of the sources cannot be released; `tags_here` are the tags of this commit."""
     version = read_version(root)
     heading = re.search(r"^## \[([^\]]+)\](.*)$", (root / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     problems = []
@@ -44,8 +45,15 @@ def version_problems(root: Path, tags: Sequence[str] = ()) -> list[str]:
         problems.append(f"CHANGELOG.md: '{heading[0]}' has no date; expected '## [{version}] - YYYY-MM-DD'")
     if f"\nversion: {version}\n" not in (root / "CITATION.cff").read_text(encoding="utf-8"):
         problems.append(f"CITATION.cff does not contain 'version: {version}'")
-    if f"v{version}" in tags:
-        problems.append(f"The tag v{version} exists. Increase __version__ in src/plateaux/__init__.py")
+    if f"v{version}" in set(tags) - set(tags_here):
+        problems.append(
+            f"The tag v{version} exists on another commit. Increase __version__ in src/plateaux/__init__.py"
+        )
+    problems += [
+        f"This commit has the tag {tag}, but its version is {version}. Delete the tag, or change __version__"
+        for tag in tags_here
+        if tag.startswith("v") and tag != f"v{version}"
+    ]
     return problems
 
 
@@ -156,7 +164,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     version = read_version(ROOT)
     problems = [f"uncommitted change: {line}" for line in git("status", "--porcelain")]
-    problems += version_problems(ROOT, git("tag", "--list"))
+    problems += version_problems(ROOT, git("tag", "--list"), git("tag", "--points-at", "HEAD"))
+    problems += organization_problems(ROOT)
     if args.allow_dirty:
         print("\n".join(["For a trial only:", *(f"- {problem}" for problem in problems)]), flush=True)
     else:

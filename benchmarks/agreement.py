@@ -1,4 +1,4 @@
-"""Agreement of a run with its bundle, ONNX and .pt2, and with the service, on real samples: every answer is compared.
+"""Agreement of a run with its bundle and with the service, on real samples: every answer is compared.
 
 | part | ensemble | samples |
 |---|---|---|
@@ -158,10 +158,8 @@ def measure(results: Results, part: str, run: plateaux.Run, folder: Path) -> Non
     sizes = np.concatenate([each["prediction_set"].sum(1) for each in expected])
     results.add(f"{part}: classes of a set, mean", float(sizes.mean()))
     onnx = plateaux.load_predictor(folder / "bundle").backend
-    pt2 = plateaux.load_predictor(folder / "bundle", backend="pt2", trust=["model.pt2"]).backend
     forms = {
         "onnx": lambda: [onnx(batch) for batch in batches],
-        "pt2": lambda: [pt2(batch) for batch in batches],
         "service": lambda: answers_of_service(folder / "bundle", batches, predictor.outputs),
     }
     for name, answer in forms.items():

@@ -16,10 +16,9 @@ import torch
 from _common import Results, Side, at_least, at_most, budget, interleaved, parse_flags, ratio
 from torch import nn
 
-from plateaux.deploy.export import export_program, to_onnx, to_pt2
+from plateaux.deploy.export import export_program, to_onnx
 from plateaux.deploy.graph import AnswerGraph, SharedBackbone
 from plateaux.deploy.onnx_backend import OnnxBackend
-from plateaux.deploy.pt2_backend import Pt2Backend
 from plateaux.ensembles.answers import AnswerSettings
 from plateaux.ensembles.conformal import Conformal
 from plateaux.ensembles.ensemble import Ensemble
@@ -78,7 +77,7 @@ def measure(results: Results, calls: Mapping[str, Call], batch: int) -> dict[str
 
 
 def measure_members(results: Results) -> None:
-    """Compare five networks as a loop of torch, as .pt2, and with onnxruntime."""
+    """Compare five networks as a loop of torch and with onnxruntime."""
     count = 2 if results.quick else 5
     members, chosen = [network(results.quick) for _ in range(count)], settings(count)
     graph = AnswerGraph(Ensemble(members, mean=(0.5,) * 3, std=(0.2,) * 3), chosen, ["x"])
@@ -87,7 +86,6 @@ def measure_members(results: Results) -> None:
     calls: dict[str, Call] = {
         "eager loop": eager(graph),
         "eager loop, again": eager(graph),
-        "pt2": Pt2Backend(to_pt2(program), *names, threads=1),
         "onnxruntime": OnnxBackend(to_onnx(program, *names), *names, threads=1),
     }
     for batch in BATCHES:
@@ -99,12 +97,6 @@ def measure_members(results: Results) -> None:
             f"eager loop / onnxruntime, {count} networks, batch {batch}",
             ratio(times["eager loop"], times["onnxruntime"]),
             full=at_least(2.5) if is_judged else None,
-            control=control,
-        )
-        results.add(
-            f"eager loop / pt2, {count} networks, batch {batch}",
-            ratio(times["eager loop"], times["pt2"]),
-            full=at_least(0.9),
             control=control,
         )
 

@@ -178,7 +178,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run = make_run(folder, "mlp" if args.quick else "resnet8")
-        plateaux.export(run, folder / "bundle", pt2=False)
+        plateaux.export(run, folder / "bundle")
         bundle, log = folder / "bundle", folder / "serve.log"
         server = Server(bundle, log)
         found = re.search(r"batches of (\d+)", log.read_text())

@@ -260,7 +260,7 @@ def main() -> None:
     results = Results(args.quick, args.json)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        plateaux.export(make_run(folder, "mlp" if args.quick else "resnet8"), folder / "bundle", pt2=False)
+        plateaux.export(make_run(folder, "mlp" if args.quick else "resnet8"), folder / "bundle")
         for part, measure in (("fuzz", fuzz), ("kill", kill), ("soak", soak)):
             if part in args.parts:
                 measure(results, folder / "bundle", folder / f"{part}.log", quick=args.quick)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-import torch
 from typer.testing import CliRunner
 
 import plateaux
 from plateaux.cli.main import app
-from plateaux.core.errors import RunError, StorageError, UntrustedCodeError
+from plateaux.core.errors import RunError, StorageError
 from plateaux.deploy.bundle import Bundle
 from plateaux.deploy.manifest import MAX_BYTES
 from plateaux.deploy.onnx_backend import check_graph
@@ -32,7 +29,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.xdist_group("bundle")  # one worker makes the bundle once
 FILES = (
-    *("manifest.json", "README.md", "model.onnx", "model.pt2", "golden.safetensors"),
+    *("manifest.json", "README.md", "model.onnx", "golden.safetensors"),
     *("members/0.safetensors", "members/1.safetensors"),
 )
 
@@ -130,7 +127,7 @@ CHANGES: dict[str, Any] = {
     "format": (lambda t: t.update(format=2), "has format '2'"),
     "a list": (lambda t: t.update(files=[]), "files is not a JSON object"),
     "no graph": (lambda t: t["files"].pop("model.onnx"), "does not name model.onnx"),
-    "unnamed": (lambda t: t["files"].pop("model.pt2"), "does not belong to the bundle"),
+    "unnamed": (lambda t: t["files"].pop("README.md"), "does not belong to the bundle"),
     "sha": (lambda t: t["files"]["model.onnx"].update(sha256="0" * 64), "SHA-256"),
     "short sha": (lambda t: t["files"]["model.onnx"].update(sha256="00"), "sha256"),
     "size": (lambda t: t["files"]["model.onnx"].update(bytes=-1), "bytes"),
@@ -269,41 +266,6 @@ def test_graphs_that_need_more_than_the_standard_are_refused(bundle: Path) -> No
             plateaux.load_predictor(bundle)
 
 
-class Evil:
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.mkdir, (str(self.marker),))
-
-
-def make_malicious(bundle: Path, marker: Path) -> None:
-    """Replace the sample inputs of the .pt2, which torch unpickles, by an object that executes code."""
-    old, new = io.BytesIO((bundle / "model.pt2").read_bytes()), io.BytesIO()
-    code = io.BytesIO()
-    torch.save(Evil(marker), code)
-    with zipfile.ZipFile(old) as source, zipfile.ZipFile(new, "w") as target:
-        for entry in source.namelist():
-            is_pickle = entry.endswith("sample_inputs/model.pt")
-            target.writestr(entry, code.getvalue() if is_pickle else source.read(entry))
-    (bundle / "model.pt2").write_bytes(new.getvalue())
-    sign(bundle)
-
-
-def test_a_malicious_pt2_is_not_executed_without_trust(bundle: Path, tmp_path: Path) -> None:
-    marker = tmp_path / "executed"
-    make_malicious(bundle, marker)
-    predictor = plateaux.load_predictor(bundle)
-    assert len(predictor(np.zeros((3, 1, 8, 8), dtype=np.uint8))) == 3
-    for trust in ((), ["model"], ["bundle"]):
-        with pytest.raises(UntrustedCodeError, match=r'may contain code .* trust=\["model\.pt2"\]'):
-            plateaux.load_predictor(bundle, backend="pt2", trust=trust)
-    assert not marker.exists()
-    with pytest.raises(StorageError, match="cannot be loaded"):
-        plateaux.load_predictor(bundle, backend="pt2", trust=["model.pt2"])
-    assert marker.exists()  # it is malicious: trust was needed
-
-
 AUDIT = """
 import json, os, sys
 sys.path.insert(0, sys.argv[2])
@@ -328,12 +290,10 @@ print(json.dumps({"ended": ended, "opened": sorted({path for path, _ in opened})
 """
 
 
-@pytest.mark.parametrize("attack", ["none", "malicious pt2", "changed byte", "foreign file", "external data"])
+@pytest.mark.parametrize("attack", ["none", "changed byte", "foreign file", "external data"])
 def test_opening_a_bundle_executes_nothing_and_writes_nothing(bundle: Path, tmp_path: Path, attack: str) -> None:
     marker = f"import os\nos.mkdir({str(tmp_path / 'marker')!r})\n"
-    if attack == "malicious pt2":
-        make_malicious(bundle, tmp_path / "marker")
-    elif attack == "changed byte":
+    if attack == "changed byte":
         (bundle / "model.onnx").write_bytes(b"x" + (bundle / "model.onnx").read_bytes()[1:])
     elif attack == "foreign file":
         (bundle / "plateaux.py").write_text(marker)
@@ -347,7 +307,7 @@ def test_opening_a_bundle_executes_nothing_and_writes_nothing(bundle: Path, tmp_
     ended = subprocess.run(words, cwd=bundle, env=env, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     audit = json.loads(ended.stdout.splitlines()[-1])
-    assert audit["ended"] == ("answered" if attack in ("none", "malicious pt2") else "StorageError")
+    assert audit["ended"] == ("answered" if attack == "none" else "StorageError")
     assert [audit[name] for name in ("written", "writes", "code", "processes", "network")] == [[]] * 5
     inside = [path for path in audit["opened"] if not path.startswith(("/proc/", "/sys/", sys.prefix, sys.base_prefix))]
     allowed = {str(bundle), "members", *(Path(name).name for name in FILES)}
@@ -373,7 +333,6 @@ def test_the_command_writes_a_bundle(calibrated_run: Path, tmp_path: Path) -> No
         str(calibrated_run),
         "-o",
         str(tmp_path / "b"),
-        "--no-pt2",
         "--golden",
         "random",
         "--alpha",
@@ -387,8 +346,6 @@ def test_the_command_writes_a_bundle(calibrated_run: Path, tmp_path: Path) -> No
     assert manifest.calibration is not None
     assert manifest.calibration.sets is not None
     assert manifest.calibration.sets.alpha == 0.05
-    with pytest.raises(RunError, match=r"has no model\.pt2"):
-        plateaux.load_predictor(tmp_path / "b", backend="pt2", trust=["model.pt2"])
     result = CliRunner().invoke(app, [*words])
     assert result.exit_code == 4
     assert "is not empty" in result.stderr

@@ -231,9 +231,8 @@ def test_a_bundle_answers_without_the_code_of_the_model_and_without_torch(
     )
     run = plateaux.train(recipe, tmp_path / "run", data=data, model=own_net.Net)
     expected = plateaux.load_predictor(run, model=own_net.Net)(x[:9]).probabilities
-    bundle = plateaux.export(run, tmp_path / "bundle", data=data, model=own_net.Net, pt2=False)
+    bundle = plateaux.export(run, tmp_path / "bundle", data=data, model=own_net.Net)
     assert bundle.manifest.golden == "samples of the test split of tensors"
-    assert not (tmp_path / "bundle" / "model.pt2").exists()
     source.unlink()
     monkeypatch.delitem(sys.modules, "own_net")
     np.save(tmp_path / "x.npy", x[:9].numpy())
@@ -255,7 +254,7 @@ def test_without_its_data_a_run_is_compared_on_random_inputs(tmp_path: Path, cap
     )  # fmt: skip
     run = plateaux.train(recipe, tmp_path / "run", data=data)
     with caplog.at_level(logging.WARNING):
-        bundle = plateaux.export(run, tmp_path / "bundle", pt2=False)
+        bundle = plateaux.export(run, tmp_path / "bundle")
     assert bundle.manifest.golden == bundle.manifest.checks[0].inputs == "random inputs of seed 0"
     assert "are not available" in caplog.text
     assert "not calibrated" in plateaux.load_predictor(tmp_path / "bundle")(x[:2]).remark
@@ -286,10 +285,9 @@ def test_named_inputs_are_inputs_of_the_graph(tmp_path: Path) -> None:
     assert events == [WorkDone(percent, 100) for percent in (EXPORTED, CONVERTED, 100)]
     assert set(bundle.manifest.files) >= {"shared.safetensors", "members/0.safetensors", "members/1.safetensors"}
     expected = plateaux.load_predictor(run)(x)
-    for options in ({}, {"backend": "pt2", "trust": ["model.pt2"]}):
-        found = plateaux.load_predictor(tmp_path / "bundle", **options)(x)
-        assert np.abs(found.probabilities - expected.probabilities).max() < 1e-5
-        assert found.label.tolist() == expected.label.tolist()
+    found = plateaux.load_predictor(tmp_path / "bundle")(x)
+    assert np.abs(found.probabilities - expected.probabilities).max() < 1e-5
+    assert found.label.tolist() == expected.label.tolist()
 
 
 @pytest.mark.xdist_group("bundle")
@@ -304,8 +302,6 @@ def test_what_was_fixed_at_export_cannot_be_changed_at_load(exported: Path, cali
         with pytest.raises(RecipeError, match=message):
             plateaux.load_predictor(exported, **options)  # type: ignore[arg-type]
     assert plateaux.load_predictor(exported, ood_score="max_probability", alpha=0.1, device="cpu").calibrated
-    with pytest.raises(RecipeError, match="is a run"):
-        plateaux.load_predictor(calibrated_run, backend="onnx")
     with pytest.raises(RunError, match="is not empty"):
         plateaux.export(calibrated_run, exported)
 
@@ -314,15 +310,14 @@ def test_what_was_fixed_at_export_cannot_be_changed_at_load(exported: Path, cali
 def test_a_calibrated_run_of_images_agrees_in_every_answer(exported: Path, calibrated_run: Path) -> None:
     x, _ = dataset.get("digits")().test.fetch(torch.arange(200))
     expected = plateaux.load_predictor(calibrated_run)(x)
-    for options in ({}, {"backend": "pt2", "trust": ["model.pt2"]}):
-        found = plateaux.load_predictor(exported, threads=1, **options)(x)  # type: ignore[arg-type]
-        assert np.abs(found.probabilities - expected.probabilities).max() < 1e-5
-        assert np.allclose(found.uncertainty.entropy, expected.uncertainty.entropy, atol=1e-5)
-        assert np.allclose(found.ood_score, expected.ood_score, atol=1e-5)
-        for name in ("label", "prediction_set", "abstain"):
-            assert np.array_equal(getattr(found, name), getattr(expected, name)), name
-        assert 0 < found.abstain.sum() < 200  # type: ignore[union-attr]
-        assert found.class_names == expected.class_names
+    found = plateaux.load_predictor(exported, threads=1)(x)
+    assert np.abs(found.probabilities - expected.probabilities).max() < 1e-5
+    assert np.allclose(found.uncertainty.entropy, expected.uncertainty.entropy, atol=1e-5)
+    assert np.allclose(found.ood_score, expected.ood_score, atol=1e-5)
+    for name in ("label", "prediction_set", "abstain"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+    assert 0 < found.abstain.sum() < 200  # type: ignore[union-attr]
+    assert found.class_names == expected.class_names
 
 
 @pytest.mark.xdist_group("bundle")
@@ -332,7 +327,7 @@ def test_the_manifest_has_measured_numbers_and_no_trace_of_the_machine(exported:
     assert accuracy.value == plateaux.evaluate(calibrated_run, metrics=["accuracy"])["accuracy"].value
     assert (accuracy.split, accuracy.data, accuracy.samples) == ("test", "digits", 599)
     assert any(number.row.endswith("coverage") for number in manifest.measured)
-    assert [check.file for check in manifest.checks] == ["model.onnx", "model.pt2"]
+    assert [check.file for check in manifest.checks] == ["model.onnx"]
     assert manifest.license == "CC0-1.0"
     for file in exported.rglob("*.*"):
         content = file.read_bytes() if file.is_file() else b""

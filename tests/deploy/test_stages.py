@@ -47,7 +47,7 @@ def bundle(run: Path) -> Path:
 
 def test_it_has_one_graph_per_stage_and_answers_as_the_members(run: Path, bundle: Path) -> None:
     files = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*.*") if path.is_file()}
-    assert {name for name in files if name.endswith((".onnx", ".pt2"))} == {f"stages/{n}.onnx" for n in (1, 2, 3)}
+    assert {name for name in files if name.endswith(".onnx")} == {f"stages/{n}.onnx" for n in (1, 2, 3)}
     x, _ = dataset.get("digits")().test.fetch(torch.arange(599))
     expected, found = (plateaux.load_predictor(each, ood_score="pds")(x) for each in (run, bundle))
     assert expected.members_queried is not None
@@ -122,11 +122,6 @@ def test_a_changed_cascade_is_refused(bundle: Path, tmp_path: Path, values: dict
     change_manifest(copy, **values)
     with pytest.raises(StorageError, match=message):
         plateaux.load_predictor(copy)
-
-
-def test_pt2_is_not_part_of_a_cascade(bundle: Path) -> None:
-    with pytest.raises(RunError, match=r"has no model\.pt2"):
-        plateaux.load_predictor(bundle, backend="pt2", trust=["model.pt2"])
 
 
 def fake_stage(begin: int, end: int, *, last: bool) -> Any:

@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(run: Path) -> Path:
-    plateaux.export(run, run.parent / "bundle", pt2=False)
+    plateaux.export(run, run.parent / "bundle")
     return run.parent / "bundle"
 
 

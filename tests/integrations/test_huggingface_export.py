@@ -48,7 +48,7 @@ def check_export(run: plateaux.Run, tmp_path: Path, inputs: list[Any]) -> None:
     """Check that members and exported graphs give the same answers for texts or images as a user has them."""
     predictor = plateaux.load_predictor(run, device="cpu")
     before = predictor(inputs)
-    plateaux.export(run, tmp_path / "bundle", pt2=False)
+    plateaux.export(run, tmp_path / "bundle")
     after = plateaux.load_predictor(tmp_path / "bundle")(inputs)
     assert np.abs(before.probabilities - after.probabilities).max() <= TOLERANCE
     assert before.label.tolist() == after.label.tolist()

@@ -98,7 +98,7 @@ def test_three_lightning_checkpoints_are_evaluated_calibrated_cascaded_exported_
     cascade = plateaux.CascadeOptions(max_harm=0.2, confidence=0.5)
     fit = plateaux.CalibrationOptions(cascade=cascade)
     assert plateaux.calibrate(run, split="test", fit=fit, trust=trust).cascade is not None
-    bundle = plateaux.export(run, tmp_path / "bundle", trust=trust, pt2=False)
+    bundle = plateaux.export(run, tmp_path / "bundle", trust=trust)
     assert len(bundle.manifest.members) == 3
     served = asyncio.run(_ask(tmp_path / "bundle", x[:1]))
     assert served == int(probabilities[0].argmax())

@@ -32,6 +32,7 @@ def load(name: str) -> ModuleType:
 
 
 dependencies = load("dependencies")
+organization = load("organization")
 release = load("release")
 
 
@@ -45,6 +46,22 @@ def sources(folder: Path, version: str, heading: str, citation: str) -> Path:
     )
     (folder / "CITATION.cff").write_text(f"title: P\nversion: {citation}\nlicense: Apache-2.0\n", encoding="utf-8")
     return folder
+
+
+@pytest.mark.parametrize(
+    ("tag", "here", "problem"),
+    [
+        ("v0.2.0", ["v0.2.0"], ""),
+        ("v0.2.0", [], "The tag v0.2.0 exists on another commit"),
+        ("v0.3.0", ["v0.3.0"], "has the tag v0.3.0, but its version is 0.2.0"),
+        ("v0.3.0", [], ""),
+        ("reviewed", ["reviewed"], ""),
+    ],
+)
+def test_the_tag_of_the_released_commit_is_its_version(tmp_path: Path, tag: str, here: list[str], problem: str) -> None:
+    found = release.version_problems(sources(tmp_path, "0.2.0", "## [0.2.0] - 2026-12-01", "0.2.0"), [tag], here)
+    assert len(found) == bool(problem), found
+    assert problem in "".join(found)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +82,49 @@ def test_a_release_needs_one_version_everywhere_and_a_date(
 ) -> None:
     found = release.version_problems(sources(tmp_path, version, heading, citation), tags)
     assert len(found) == problems, found
+
+
+def copy_urls(folder: Path) -> Path:
+    for name in organization.FILES:
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    return folder
+
+
+def test_all_files_name_one_organization() -> None:
+    found = organization.read_organizations(ROOT)
+    assert len(set().union(*found.values())) == 1
+    assert all(found.values()), "organization.FILES lists a file without a URL"
+
+
+def test_no_other_file_names_the_organization() -> None:
+    (name,) = set().union(*organization.read_organizations(ROOT).values())
+    urls = (f"github.com/{name}/plateaux", f"{name}.github.io/plateaux")
+    suffixes = {".cff", ".ipynb", ".md", ".py", ".toml", ".yaml", ".yml"}
+    folders = (ROOT / name for name in (".ci", ".github", "deployment", "docs", "recipes", "src", "studies"))
+    files = [*ROOT.glob("*"), *(path for folder in folders for path in folder.rglob("*"))]
+    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files if path.suffix in suffixes}
+    assert {path for path, text in texts.items() if any(url in text for url in urls)} == set(organization.FILES)
+
+
+def test_a_release_needs_an_organization_and_one_command_writes_it_everywhere(tmp_path: Path) -> None:
+    copy_urls(tmp_path)
+    organization.write_organization(tmp_path, organization.PLACEHOLDER)
+    (problem,) = organization.organization_problems(tmp_path)
+    assert "make organization NAME=" in problem
+    for name in ("acme", "acme-labs"):
+        organization.write_organization(tmp_path, name)
+        assert organization.read_organizations(tmp_path) == {file: {name} for file in organization.FILES}
+        assert organization.organization_problems(tmp_path) == []
+    (tmp_path / "SECURITY.md").write_text("https://github.com/other/plateaux", encoding="utf-8")
+    assert "different organizations (acme-labs, other)" in "".join(organization.organization_problems(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-a", "a--b", "a/b", "a" * 40])
+def test_a_name_that_github_does_not_allow_changes_no_file(tmp_path: Path, name: str) -> None:
+    before = organization.read_organizations(copy_urls(tmp_path))
+    with pytest.raises(ValueError, match="GitHub allows letters"):
+        organization.write_organization(tmp_path, name)
+    assert organization.read_organizations(tmp_path) == before
 
 
 METADATA = "\n".join(
@@ -145,10 +205,10 @@ def test_the_licenses_page_lists_every_direct_dependency() -> None:
     assert "not stated" not in page
 
 
-def test_the_sources_that_are_released_include_every_file_of_the_target() -> None:
+def test_the_folders_that_may_be_in_an_sdist_are_those_that_hatch_includes() -> None:
     include = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
     folders = {name.strip("/") for name in include["sdist"]["include"]}
-    assert folders >= release.IN_SDIST
+    assert {name for name in folders if (ROOT / name).is_dir()} == release.IN_SDIST
 
 
 def test_the_versioning_page_states_the_formats_of_the_sources() -> None:
@@ -168,9 +228,13 @@ def test_classifiers_name_the_python_versions_that_the_versioning_page_lists() -
     assert named == re.findall(r"3\.\d+(?= )", row[1].replace(",", " ").replace("(", " "))
 
 
-def test_torch_has_an_upper_bound_because_newer_versions_are_not_tested() -> None:
+def test_both_ends_of_the_range_of_torch_are_checked() -> None:
     (torch,) = [line for line in PROJECT["dependencies"] if re.match(r"torch\b", line)]
-    assert re.fullmatch(r"torch>=\d+\.\d+,<\d+\.\d+", torch)
+    oldest = re.fullmatch(r"torch>=(\d+\.\d+),<\d+", torch)
+    assert oldest is not None
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f'.ci/check_torch "torch=={oldest[1]}.*"' in makefile
+    assert f'.ci/check_torch "{torch}"' in makefile
 
 
 def test_check_gpu_without_a_device_says_so() -> None:

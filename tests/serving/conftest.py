@@ -26,7 +26,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serving")
     train_digits(folder / "run", members=3)
     plateaux.calibrate(folder / "run", fit=plateaux.CalibrationOptions(target_risk=0.2))
-    plateaux.export(folder / "run", folder / "digits", pt2=False)
+    plateaux.export(folder / "run", folder / "digits")
     return folder / "digits"
 
 

@@ -16,7 +16,6 @@ def export(
     ood_score: Annotated[str, typer.Option(help="The OOD score to compute.")] = "max_probability",
     alpha: Annotated[float | None, typer.Option(help="Which of the fitted conformal sets to return.")] = None,
     license: Annotated[str, typer.Option(help="The license of the weights, such as CC-BY-4.0.")] = "",
-    pt2: Annotated[bool, typer.Option(help="Also write model.pt2, which torch loads if it is trusted.")] = True,
     golden: Annotated[
         Literal["test", "random"], typer.Option(help="Store test samples or random inputs for the check at load.")
     ] = "test",
@@ -30,7 +29,7 @@ def export(
     """
     with progress_bar("exporting", "percent") as progress:
         bundle = plateaux.export(
-            model, out, trust=trust or (), ood_score=ood_score, alpha=alpha, license=license, pt2=pt2, golden=golden,
+            model, out, trust=trust or (), ood_score=ood_score, alpha=alpha, license=license, golden=golden,
             intended_use=intended_use, progress=progress,
         )  # fmt: skip
     manifest = bundle.manifest

@@ -14,7 +14,7 @@ def push(
     private: Annotated[bool, typer.Option("--private", help="Only push to a new or private repository.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a bundle to the Hugging Face Hub, a bucket, or a folder; model.pt2, which may contain code, is left out.
+    """Copy a bundle to the Hugging Face Hub, a bucket, or a folder.
 
     In Python: `plateaux.push("bundle", "hf://user/name")`
     """

@@ -5,7 +5,6 @@
 | `manifest.json` | inputs, outputs, calibration, measured numbers, size and SHA-256 of every other file |
 | `model.onnx` | one graph for all answers |
 | `stages/N.onnx` | instead of it: one graph for each stage of a cascade |
-| `model.pt2` | the same graph for torch; loaded only if it is trusted |
 | `README.md` | the model card |
 | `members/N.safetensors`, `shared.safetensors` | the weights, which the graphs do not need |
 | `golden.safetensors` | inputs and their answers, which are computed again when a predictor is loaded |

@@ -1,8 +1,7 @@
-"""Export a run as a bundle: one graph for all answers as ONNX and `.pt2`, compared with the members first."""
+"""Export a run as a bundle: one graph for all answers as ONNX, compared with the members first."""
 
 from __future__ import annotations
 
-import io
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,6 @@ from plateaux.deploy.manifest import (
     CARD,
     GOLDEN,
     ONNX,
-    PT2,
     SHARED,
     CalibrationRecord,
     CascadeRecord,
@@ -41,7 +39,6 @@ from plateaux.deploy.measured import measured_numbers
 from plateaux.deploy.model_card import model_card
 from plateaux.deploy.onnx_backend import EXTRA
 from plateaux.deploy.predictor import Backend, Predictor
-from plateaux.deploy.pt2_backend import Pt2Backend
 from plateaux.deploy.samples import random_inputs, sample_inputs
 from plateaux.deploy.stage_backend import stage_inputs, stage_outputs
 from plateaux.ensembles.answers import AnswerSettings
@@ -69,7 +66,6 @@ def export(
     ood_score: str = "max_probability",
     alpha: float | None = None,
     license: str = "",
-    pt2: bool = True,
     golden: Literal["test", "random"] = "test",
     intended_use: str = "",
     progress: Progress = log_messages,
@@ -77,7 +73,7 @@ def export(
     """Write a run as a bundle that answers without the code of the model.
 
     The graphs are run at batch sizes 1, 7, and 64 on test samples. If a probability differs from that of the members
-    by more than 1e-5, nothing is written. A run with a cascade becomes one ONNX graph per stage, and no `.pt2`.
+    by more than 1e-5, nothing is written. A run with a cascade becomes one ONNX graph per stage.
 
     Args:
         run: A run, its folder, or its URL.
@@ -88,7 +84,6 @@ def export(
         ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`.
         alpha: Which of the fitted conformal sets to return. None: the first.
         license: The license of the weights, such as "CC-BY-4.0"; it is only recorded.
-        pt2: Also write the graph as `model.pt2`, which torch loads.
         golden: The inputs to store, which are computed again at load: four test samples, or random inputs if no
             sample of the data may leave your hands. The graphs are compared on test samples in both cases.
         intended_use: What the model is meant for, in a sentence; it is part of the model card, `README.md`.
@@ -109,11 +104,8 @@ def export(
     components = Components(data=data, model=model, trust=tuple(trust))
     description, samples = sample_inputs(opened, contract, components, sum(BATCH_SIZES))
     origin, stored = (description, samples) if golden == "test" else random_inputs(contract, sum(BATCH_SIZES))
-    graphs, backends = _make_graphs(predictor.backend, contract.classes, samples, cascade, progress, pt2=pt2)
-    checks = tuple(
-        _check(file, backend, predictor.backend, samples, description, calibration)
-        for file, backend in backends.items()
-    )
+    graphs, backend = _make_graphs(predictor.backend, contract.classes, samples, cascade, progress)
+    check = _check(ONNX if cascade is None else "stages", backend, predictor.backend, samples, description, calibration)
     manifest = Manifest(
         contract=contract,
         outputs=tuple(expected_outputs(contract.classes)[name] for name in predictor.outputs),
@@ -125,7 +117,7 @@ def export(
         remark=predictor.remark,
         golden=origin,
         measured=measured_numbers(opened),
-        checks=checks,
+        checks=(check,),
         license=license,
         intended_use=intended_use,
         plateaux=own_version(),
@@ -142,8 +134,7 @@ def export(
     store.put(CARD, model_card(manifest).encode())
     write_manifest(store, manifest)
     bundle = Bundle.open(out)
-    for backend in backends.values():
-        check_golden(backend, bundle.read(GOLDEN), bundle.manifest, out)
+    check_golden(backend, bundle.read(GOLDEN), bundle.manifest, out)
     progress(WorkDone(100, 100))
     return bundle
 
@@ -154,21 +145,15 @@ def _make_graphs(
     samples: Arrays,
     cascade: CascadeRecord | None,
     progress: Progress,
-    *,
-    pt2: bool,
-) -> tuple[dict[str, bytes], dict[str, Backend]]:
-    """Return the files of all graphs, and backends that compute with them."""
+) -> tuple[dict[str, bytes], Backend]:
+    """Return the files of all graphs, and a backend that computes with them."""
     ensemble, settings, inputs, outputs = backend.ensemble, backend.settings, list(samples), backend.settings.outputs
     if cascade is None:
         program = export_program(AnswerGraph(ensemble, settings, inputs), samples)
         progress(WorkDone(EXPORTED, 100))
         graphs = {ONNX: to_onnx(program, inputs, outputs)}
         progress(WorkDone(CONVERTED, 100))
-        backends: dict[str, Backend] = {ONNX: make_onnx_backend(graphs, inputs, outputs, None, len(ensemble))}
-        if pt2:
-            graphs[PT2] = to_pt2(program)
-            backends[PT2] = Pt2Backend(graphs[PT2], inputs, outputs)
-        return graphs, backends
+        return graphs, make_onnx_backend(graphs, inputs, outputs, None, len(ensemble))
     graphs, begin, ends = {}, 0, cascade.ends(len(ensemble))
     for number, end in enumerate(ends):
         graph = StageGraph(ensemble, settings, inputs, begin, end, classes)
@@ -176,7 +161,7 @@ def _make_graphs(
         graphs[f"stages/{number + 1}.onnx"] = to_onnx(export_program(graph, samples), *names)
         begin = end
         progress(WorkDone(CONVERTED * (number + 1) / len(ends), 100))
-    return graphs, {"stages": make_onnx_backend(graphs, inputs, outputs, cascade, len(ensemble))}
+    return graphs, make_onnx_backend(graphs, inputs, outputs, cascade, len(ensemble))
 
 
 def export_program(graph: AnswerGraph, samples: Arrays) -> torch.export.ExportedProgram:
@@ -218,14 +203,6 @@ def to_onnx(program: torch.export.ExportedProgram, inputs: Sequence[str], output
             "causes are an operator without a conversion, and more than 2 GB of weights"
         ) from problem
     return content
-
-
-def to_pt2(program: torch.export.ExportedProgram) -> bytes:
-    """Return a program as a `.pt2` file."""
-    file = io.BytesIO()
-    with _no_warnings():
-        torch.export.save(program, file)
-    return file.getvalue()
 
 
 def compare_backends(

@@ -1,7 +1,7 @@
 """Push a bundle to the Hugging Face Hub, a bucket, or a folder, and pull it from there.
 
-A file that may contain code, `model.pt2`, is neither pushed nor pulled. What is pulled is untrusted: its manifest is
-read first, then only files that it names, of kinds that are data, with the size and SHA-256 that it states.
+What is pulled is untrusted: its manifest is read first, then only files that it names, which are data, with the size
+and SHA-256 that it states.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,8 +20,7 @@ from plateaux.core.errors import PlateauxError, RecipeError, RunError, StorageEr
 from plateaux.core.optional import optional_import
 from plateaux.core.progress import Progress, WorkDone, log_messages
 from plateaux.deploy.bundle import Bundle, list_files
-from plateaux.deploy.manifest import CARD, MANIFEST, MAX_BYTES, NAMES, PT2, SHARED, FileRecord, Manifest
-from plateaux.deploy.model_card import model_card
+from plateaux.deploy.manifest import MANIFEST, MAX_BYTES, NAMES, SHARED, FileRecord, Manifest
 from plateaux.storage.backends import open_store
 from plateaux.storage.digests import hash_sha256
 from plateaux.storage.run import RunLike
@@ -29,11 +28,10 @@ from plateaux.storage.store import Store
 
 EXTRA = "hub"
 HUB = re.compile(r"hf:/{1,3}(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?/?", re.ASCII)
-SUFFIXES = (".safetensors", ".json", ".onnx", ".md")  # of files that are only data
 
 
 def push(bundle: RunLike, target: str | Path, *, private: bool = False, progress: Progress = log_messages) -> str:
-    """Copy a bundle to the Hugging Face Hub, a bucket, or a folder, without `model.pt2`, and return where it is.
+    """Copy a bundle to the Hugging Face Hub, a bucket, or a folder, and return where it is.
 
     Args:
         bundle: The folder or URL of a bundle. Its digests are checked first.
@@ -43,7 +41,8 @@ def push(bundle: RunLike, target: str | Path, *, private: bool = False, progress
         progress: Called with progress events.
     """
     opened = Bundle.open(bundle)
-    files = _files_to_push(opened)
+    files: dict[str, Callable[[], bytes]] = {name: partial(opened.read, name) for name in opened.manifest.files}
+    files[MANIFEST] = opened.manifest.to_bytes  # last: a push that was interrupted leaves no bundle
     if hub := HUB.fullmatch(str(target)):
         if hub["revision"]:
             raise RecipeError(f"{target}: a bundle is pushed to the main branch. Leave out @{hub['revision']}")
@@ -78,11 +77,6 @@ def pull(
         content = remote.read(MANIFEST, MAX_BYTES)
         manifest = Manifest.from_bytes(content, f"{source}/{MANIFEST}")
         names = list(manifest.files) if member is None else _member_files(manifest, member, source)
-        if refused := [name for name in names if not name.endswith(SUFFIXES)]:
-            raise StorageError(
-                f"{source} contains {', '.join(refused)}, which may contain code. Only {', '.join(SUFFIXES)} files are "
-                "pulled. `plateaux push` leaves it out"
-            )
         for number, name in enumerate(names):
             store.put(name, _read_checked(remote, name, manifest.files[name], source))
             progress(WorkDone(number + 1, len(names)))
@@ -91,20 +85,6 @@ def pull(
     store.put(MANIFEST, content)  # last: a pull that was interrupted leaves no bundle
     Bundle.open(out)
     return [*names, MANIFEST]
-
-
-def _files_to_push(bundle: Bundle) -> dict[str, Callable[[], bytes]]:
-    """Return functions that read the files to push, the manifest last; the manifest and the card do without `.pt2`."""
-    manifest, card = bundle.manifest, None
-    if PT2 in manifest.files:
-        checks = tuple(check for check in manifest.checks if check.file != PT2)
-        manifest = replace(manifest, checks=checks, files={n: r for n, r in manifest.files.items() if n != PT2})
-        card = model_card(manifest).encode()
-        manifest = replace(manifest, files={**manifest.files, CARD: FileRecord(*hash_sha256(io.BytesIO(card)))})
-    files: dict[str, Callable[[], bytes]] = {name: partial(bundle.read, name) for name in manifest.files}
-    if card is not None:
-        files[CARD] = lambda: card
-    return {**files, MANIFEST: manifest.to_bytes}
 
 
 def _push_to_hub(repo: str, files: Mapping[str, Callable[[], bytes]], progress: Progress, *, private: bool) -> str:

@@ -1,9 +1,9 @@
-"""`load_predictor` for runs and bundles. A bundle with its ONNX graph is loaded without importing torch."""
+"""`load_predictor` for runs and bundles. A bundle is loaded without importing torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.deploy.bundle import Bundle
@@ -27,7 +27,6 @@ def load_predictor(
     threads: int | None = None,
     ood_score: str | None = None,
     alpha: float | None = None,
-    backend: Literal["onnx", "pt2"] | None = None,
     max_batch: int = MAX_BATCH,
 ) -> Predictor:
     """Return the ensemble of a run or of a bundle as a predictor that checks its inputs and applies the calibration.
@@ -37,14 +36,12 @@ def load_predictor(
         data: The data that the run was trained on, if they were passed in Python. Only needed for a model that
             depends on more than their shape and classes.
         model: The model, if it was passed in Python. A bundle needs none.
-        trust: Modules whose functions the recipe of a run may call. For `backend="pt2"`: `["model.pt2"]`, because
-            torch may execute code that such a file contains.
+        trust: Modules whose functions the recipe of a run may call.
         device: "cpu", "cuda", "cuda:1", ... None: the best available device. A bundle runs on the CPU.
         threads: Number of CPU threads of a call. None: the setting of torch or of onnxruntime.
         ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`. None: `max_probability`, or the one
             that the bundle was exported with.
         alpha: Which of the fitted conformal sets to return. None: the first, or that of the bundle.
-        backend: The graph of a bundle to use. None: ONNX.
         max_batch: The largest number of inputs of one forward pass.
     """
     if threads is not None and threads < 1:
@@ -56,13 +53,7 @@ def load_predictor(
             raise RecipeError(f"device = {device!r}: the graph of a bundle runs on the CPU. Leave it out")
         bundle = Bundle.open(run)
         _check_settings(bundle, ood_score, alpha)
-        if backend == "pt2":
-            from plateaux.deploy.pt2_backend import load_pt2
-
-            return bundle.predictor(load_pt2(bundle, trust=trust, threads=threads), max_batch=max_batch)
         return bundle.predictor(bundle.onnx_backend(threads=threads), max_batch=max_batch)
-    if backend is not None:
-        raise RecipeError(f"backend = {backend!r} chooses the graph of a bundle, but {run} is a run. Leave it out")
     from plateaux.deploy.loading import load_run_predictor
 
     return load_run_predictor(

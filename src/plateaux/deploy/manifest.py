@@ -21,17 +21,16 @@ from plateaux.storage.digests import DigestError, check_json_digest, with_json_d
 from plateaux.storage.json_shapes import parse_json, read_shape
 
 FORMAT = 1
-MANIFEST, CARD, ONNX, PT2, SHARED, GOLDEN = (
+MANIFEST, CARD, ONNX, SHARED, GOLDEN = (
     "manifest.json",
     "README.md",
     "model.onnx",
-    "model.pt2",
     "shared.safetensors",
     "golden.safetensors",
 )
 # All names that a bundle may contain besides its manifest. `stages` are the graphs of a cascade.
 NAMES = re.compile(
-    r"model\.onnx|model\.pt2|shared\.safetensors|golden\.safetensors|README\.md"
+    r"model\.onnx|shared\.safetensors|golden\.safetensors|README\.md"
     r"|members/(0|[1-9][0-9]{0,5})\.safetensors|stages/[1-9][0-9]{0,5}\.onnx"
 )
 QUERIED = "members_queried"  # the output that only a cascade has
