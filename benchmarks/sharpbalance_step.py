@@ -70,8 +70,7 @@ def sides(batch: Batch, width: int, precision: str) -> dict[str, Callable[[int],
     plain = deep_ensemble(LOSS)
     found = {BASE: side(plain, None), AGAIN: side(plain, None), "sam": side(sam(LOSS, rho=0.05), None)}
     for name, share in zip(SPLITS, SHARES, strict=True):
-        found[name] = side(sharpbalance(LOSS, epochs=2, rho=0.05, step="split"), share)
-    found["shared, f = 0.5"] = side(sharpbalance(LOSS, epochs=2, rho=0.05, step="shared"), 0.5)
+        found[name] = side(sharpbalance(LOSS, epochs=2, rho=0.05), share)
     return found
 
 

@@ -101,7 +101,6 @@ METHODS |= {
     "sam in groups": Way({"name": "sam", "rho": 0.1, "m": 3}, sharded=False),
     "sam per worker": Way({"name": "sam", "rho": 0.1, "perturbation": "per_worker"}, sharded=False),
     "sam, a radius each": Way({"name": "sam", "rho": [0.0, 0.1, 0.3]}),
-    "sharpbalance, shared": Way({"name": "sharpbalance", "rho": 0.1, "step": "shared"}),
     "sharpbalance by gsam": Way({"name": "sharpbalance", "rho": 0.1, "sam_variant": "gsam", "rule": "released"}),
     "apart": Way({"name": "cases:apart"}, sees="members"),
     "apart, climbing": Way({"name": "cases:apart", "rho": 0.1}, sees="members"),

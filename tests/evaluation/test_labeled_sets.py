@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,11 @@ from plateaux.core.errors import DataError, RunError
 from plateaux.core.outputs import features, logits
 from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.core.types import Batch
-from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.evaluation.class_mask import mask_classes
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.loading import data_splits_info, load_members
 from plateaux.evaluation.metric_loop import BatchOutputs
 from plateaux.evaluation.metric_specs import get_metrics
-from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.splits import eval_splits
 from plateaux.reports.artifacts import load_predictions
 from plateaux.storage.run import Run
@@ -351,19 +349,6 @@ def test_metrics_of_other_outputs_are_refused_under_a_mask(place: Path) -> None:
 def test_functions_on_the_runs_own_samples_refuse_other_sets(place: Path, function: str) -> None:
     with pytest.raises(RunError, match="is not a split of the run's own data"):
         getattr(plateaux, function)(place / "run", split="./shift")
-
-
-def test_shards_of_a_cluster_are_masked(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def map_reduce(_: Any, jobs: Any, predict: Any, reduce: Any, task: Any) -> Iterator[tuple[Any, Any]]:
-        for some in jobs:
-            yield some[0], reduce(task, some[0], *[predict(task, job) for job in some])
-
-    monkeypatch.setattr(RayExecutor, "map_reduce", map_reduce)
-    monkeypatch.setattr(RayExecutor, "max_workers", lambda _: 2)
-    options = EvalOptions(executor={"name": "ray"}, no_cache=True, cache_logits="off")
-    found = plateaux.evaluate(place / "run", split="./shift", metrics=["accuracy", "nll"], options=options)
-    assert found[0].data["logits"] == "computed on a cluster"
-    assert close(measured(found), reference(place / "run", shift_files(place), SOME))
 
 
 def test_the_command_line_takes_a_path_from_the_current_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,6 @@ from plateaux.deploy.batch import BatchOptions
 from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.distributed.executors.ray import ray as on_ray
 from plateaux.distributed.ray_worker import RayWorker
-from plateaux.evaluation.options import EvalOptions
 from plateaux.models.architectures.resnet import resnet8
 from plateaux.storage.run import Run
 from plateaux.studies.results import read_results
@@ -473,31 +472,6 @@ def test_a_local_cluster_listens_on_loopback_and_ends_with_the_command(tmp_path:
     assert {address for address in found if not address.endswith("0100007F")} == set()  # 127.0.0.1, byte by byte
     wait_until(lambda: not processes(mark), seconds=30)
     assert distance(weights(locally(row, tmp_path)), weights(Run.open(tmp_path / "run"))) == 0
-
-
-def test_evaluation_on_the_cluster_equals_a_single_process(nodes: Nodes, tmp_path: Path) -> None:
-    row = recipe(tmp_path, {"name": "deep_ensemble"}).to_dict()
-    row["data"] = {"name": "blobs", "samples": 40, "test_samples": 700, "batch_size": 8}
-    plateaux.train(Recipe.from_dict(row), tmp_path / "run", **GIVEN.keywords())
-    asked: dict[str, Any] = {"metrics": "all", **GIVEN.keywords()}
-    options = EvalOptions(ensemble_sizes=True, cache_logits="off", no_cache=True)
-    here = plateaux.evaluate(tmp_path / "run", options=options, **asked)
-    events: list[Any] = []
-    on_ray = replace(options, executor={"name": "ray", "address": nodes.address})
-    there = plateaux.evaluate(tmp_path / "run", options=on_ray, progress=events.append, **asked)
-    assert events == [WorkDone(256, 700), WorkDone(512, 700), WorkDone(700, 700)]
-    assert [each.metric for each in there] == [each.metric for each in here]
-    for one, other in zip(here, there, strict=True):
-        assert list(one.rows) == list(other.rows)
-        for name in one.rows:
-            assert other.rows[name].value == pytest.approx(one.rows[name].value, rel=1e-12, abs=1e-15, nan_ok=True)
-            errors = [each.rows[name].stderr for each in (one, other)]
-            assert errors == [None, None] or errors[1] == pytest.approx(errors[0], rel=1e-9, abs=1e-15, nan_ok=True)
-    plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], **GIVEN.keywords())
-    kept = plateaux.evaluate(
-        tmp_path / "run", metrics=["accuracy"], **GIVEN.keywords(), options=EvalOptions(executor=on_ray.executor)
-    )
-    assert kept[0].data["logits"] == "cached, float32"
 
 
 DIGITS_STUDY = """

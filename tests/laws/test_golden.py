@@ -53,7 +53,6 @@ ROWS = {
     "GSAM": "gsam",
     "GSAM, elementwise": "gsam elementwise",
     "SharpBalance": "sharpbalance",
-    "SharpBalance, shared step": "sharpbalance, shared",
     "SharpBalance, GSAM": "sharpbalance by gsam",
     "A2D": "a2d",
     "A2D, sequential": "a2d, sequential",

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import GIVEN, JOINT, METHODS, OWN, corner, make_state, recipe, steps, trained
+from cases import GIVEN, JOINT, METHODS, OWN, corner, make_state, recipe, trained
 from laws.meshes import mesh
 from torch import Tensor
 
 from plateaux.config.builders.training import build_method
 from plateaux.core.errors import RecipeError
-from plateaux.core.method import GradRequest, Method, Objective, StepContext
+from plateaux.core.method import GradRequest, Method, StepContext
 from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.executors.local import LocalExecutor
 from plateaux.training.state import StepOptions
@@ -133,23 +133,3 @@ def test_a_recipe_with_different_numbers_of_requests_is_rejected_before_writing(
     with pytest.raises(RecipeError, match="same number of gradients"):
         trained(recipe("balanced", method={"rho": [0.1, 0.0, 0.1]}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_sample_with_weight_zero_has_no_effect(accumulate: int) -> None:
-    weight = torch.tensor([1.0, 0, 1, 0, 1, 1, 1, 1], dtype=torch.float64)
-    gradients: list[TensorTree] = []
-
-    def weighted(params: TensorTree, context: StepContext):  # type: ignore[no-untyped-def]
-        gradients.append({name: each.clone() for name, each in (yield GradRequest(weight=weight)).items()})
-        return gradients[-1]
-
-    own = corner()
-    loss_fn = method("deep_ensemble").objective.loss
-    member = make_state(corner().module, Method(Objective(loss_fn), weighted))
-    steps(member, [own.batch], gradient_accumulation_steps=accumulate)
-    used = weight.bool()
-    loss = torch.nn.functional.cross_entropy(own.module(own.batch.x[used]), own.batch.y[used], reduction="sum") / 8
-    expected = torch.autograd.grad(loss, list(own.module.parameters()))
-    for mine, other in zip(gradients[0].values(), expected, strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=1e-14)

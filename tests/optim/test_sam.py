@@ -19,7 +19,7 @@ from plateaux.core.method import GradRequest, Method, Objective, StepContext, Up
 from plateaux.core.types import Batch, TensorTree
 from plateaux.methods.sam import asam, gsam, sam
 from plateaux.optim.losses import cross_entropy
-from plateaux.optim.sam import count_gradients, groups, plain_gradient, sam_on_subset
+from plateaux.optim.sam import count_gradients, groups, min_fraction, plain_gradient, sam_on_subset
 from plateaux.optim.sam import gsam as gsam_update
 from plateaux.optim.sam import sam as sam_update
 
@@ -325,16 +325,15 @@ def careful_twin(module: nn.Module, batch: Batch, chosen: Tensor, rho: float) ->
 CHOSEN = torch.tensor([True, False, False, True, True, False, True, False])
 
 
-@pytest.mark.parametrize("step", ["split", "shared"])
 @pytest.mark.parametrize("net", ["mlp", "conv"])
 @pytest.mark.parametrize(
     "chosen",
     [CHOSEN, ~CHOSEN, CHOSEN & (torch.arange(8) < 4), CHOSEN | (torch.arange(8) < 5), CHOSEN & False, CHOSEN | True],
     ids=["half", "rest", "quarter", "three quarters", "none", "all"],
 )
-def test_a_careful_step_is_that_of_its_definition(step: str, net: str, chosen: Tensor) -> None:
+def test_a_careful_step_is_that_of_its_definition(net: str, chosen: Tensor) -> None:
     own = corner(net)
-    method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
+    method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient))
     member = make_state(own.module, method, lr=1.0)
     member.sam_set = lambda index: chosen[index]
     before = {name: p.detach().clone() for name, p in own.module.named_parameters()}
@@ -346,26 +345,49 @@ def test_a_careful_step_is_that_of_its_definition(step: str, net: str, chosen: T
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_split_shows_batchnorm_the_parts_and_shared_the_whole(accumulate: int) -> None:
-    forward_passes = {}
-    for step in ("split", "shared"):
-        own = corner("conv_bn")
-        method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
-        member = make_state(own.module, method)
-        member.sam_set = lambda index: CHOSEN[index]
-        steps(member, [replace(own.batch, index=torch.arange(8))], gradient_accumulation_steps=accumulate)
-        forward_passes[step] = int(own.module.state_dict()["0.1.num_batches_tracked"])
-    assert forward_passes["shared"] == accumulate
-    assert forward_passes["split"] == 2 * (1 if accumulate == 1 else 2)  # four samples in three pieces of two are two
+def test_batchnorm_sees_the_parts(accumulate: int) -> None:
+    own = corner("conv_bn")
+    method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient))
+    member = make_state(own.module, method)
+    member.sam_set = lambda index: CHOSEN[index]
+    steps(member, [replace(own.batch, index=torch.arange(8))], gradient_accumulation_steps=accumulate)
+    # Four samples in three pieces of two are two.
+    assert int(own.module.state_dict()["0.1.num_batches_tracked"]) == 2 * (1 if accumulate == 1 else 2)
 
 
-@pytest.mark.parametrize("step", ["split", "shared"])
-def test_what_was_seen_is_counted_once(step: str) -> None:
+@pytest.mark.parametrize("lone", ["sam", "plain"])
+@pytest.mark.parametrize("size", [2, 8])
+def test_a_part_of_one_sample_joins_the_other_part(lone: str, size: int) -> None:
+    """BatchNorm1d cannot train on one sample."""
+    chosen = (torch.arange(size) == 1) if lone == "sam" else (torch.arange(size) != 1)
+    joined = chosen & False if lone == "sam" or size == 2 else chosen | True
+    data = torch.randn(size, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    batch = Batch(data, torch.arange(size) % 3, torch.arange(size))
+    found = []
+    for sam_set in (chosen, joined):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+        method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient))
+        member = make_state(module, method)
+        member.sam_set = lambda index, sam_set=sam_set: sam_set[index]
+        steps(member, [batch])
+        found.append(module.state_dict())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.parametrize(("size", "share"), [(8, 1.0), (4, 0.5), (2, 0.25)])
+def test_the_size_of_a_part_is_that_of_all_processes(size: int, share: float) -> None:
+    smallest = min_fraction(nn.BatchNorm1d(2), size, share=share)
+    assert 1 / 8 < smallest < 2 / 8
+    assert min_fraction(nn.Linear(2, 2), size, share=share) < 1e-6
+
+
+def test_what_was_seen_is_counted_once() -> None:
     own = corner("mlp")
     batch = replace(own.batch, index=torch.arange(8))
     loss = float(F.cross_entropy(own.module(batch.x), batch.y).detach())
     right = int((own.module(batch.x).argmax(-1) == batch.y).sum())
-    method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient, step=step))  # type: ignore[arg-type]
+    method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient))
     member = make_state(own.module, method)
     member.sam_set = lambda index: CHOSEN[index]
     (tally,) = steps(member, [batch])

@@ -33,7 +33,7 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> Run:
     [
         {"name": "sam", "rho": 0.2},
         {**PAPER, "rule": "released"},
-        {**PAPER, "top_k": 0.1, "step": "shared"},
+        {**PAPER, "top_k": 0.1},
         {**PAPER, "partition_epoch": 3},
         {**PAPER, "score": "loss"},
     ],

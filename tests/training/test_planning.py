@@ -6,7 +6,6 @@ import pytest
 
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
-from plateaux.evaluation.ray_evaluator import eval_shards
 from plateaux.storage.run import MemberProgress
 from plateaux.training.jobs import Job, PartitionStatus
 from plateaux.training.planning import plan, remaining_part
@@ -240,15 +239,6 @@ def test_a_job_that_runs_again_does_only_the_remaining_part(
     job: Job, progress: list[MemberProgress], is_joint: bool, remaining: Job | None
 ) -> None:
     assert remaining_part(job, dict(enumerate(progress)), is_joint=is_joint) == remaining
-
-
-def test_shards_cover_members_and_samples_once() -> None:
-    shards = list(eval_shards([0, 2, 3], 10, block=2, size=4))
-    assert [[(s.members, s.start, s.stop) for s in row] for row in shards] == [
-        [((0, 2), a, b), ((3,), a, b)] for a, b in [(0, 4), (4, 8), (8, 10)]
-    ]
-    assert str(shards[0][0]) == "predict samples 0 to 4 with members 0, 2"
-    assert str(shards[0][1]) == "predict samples 0 to 4 with member 3"
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,8 @@ def evaluate(
         Path | None, typer.Option(help="A folder that keeps generated corrupted images.")
     ] = None,
     executor: Annotated[
-        Literal["mesh", "ray"] | None,
-        typer.Option(help="Distribute the samples over processes (mesh) or a Ray cluster (ray)."),
+        Literal["mesh"] | None,
+        typer.Option(help="Distribute the samples over processes."),
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="Number of processes of the mesh.")] = 2,
     changes: Changes = None,
@@ -94,7 +94,7 @@ def evaluate(
     from plateaux.evaluation.tables import to_markdown
 
     if changes and executor is None:
-        raise RecipeError("--set changes the executor of a trained run, so it needs --executor mesh or --executor ray")
+        raise RecipeError("--set changes the executor of a trained run, so it needs --executor mesh")
     if (calibrated or cascade) and (executor or members or limit):
         flag = "--calibrated" if calibrated else "--cascade"
         raise RecipeError(f"{flag} does not support --executor, --members, --limit; leave them out")
@@ -112,7 +112,7 @@ def evaluate(
         limit=limit,
         ensemble_sizes=ensemble_sizes,
         device=device,
-        executor=None if executor is None else _executor(executor, processes, changes or []),
+        executor=None if executor is None else _mesh(processes, changes or []),
         cache_logits=cache_logits,
         no_cache=no_cache,
         corruption_cache=corruption_cache,
@@ -335,10 +335,9 @@ def _by_kind(splits: list[str], names: list[str]) -> Iterator[tuple[list[str], l
             yield chosen, wanted
 
 
-def _executor(name: str, processes: int, changes: list[str]) -> dict[str, Any]:
+def _mesh(processes: int, changes: list[str]) -> dict[str, Any]:
     """Return the `[executor]` section of a recipe; by default all processes share the samples."""
-    mesh = {"data_parallel": processes, "processes": processes}
-    section: dict[str, Any] = {"name": name} | (mesh if name == "mesh" else {})
+    section: dict[str, Any] = {"name": "mesh", "data_parallel": processes, "processes": processes}
     for change in changes:
         key, _, value = change.partition("=")
         if not key.startswith("executor."):

@@ -64,11 +64,8 @@ class GradRequest:
     """A request of an update for a gradient."""
 
     at: TensorTree | None = None  # the weights at which the gradient is computed; None: the current weights
-    weight: Tensor | None = None  # [B] weight of every sample; None: all are 1
     rows: Rows | None = None  # only these samples of the batch; the mean is then over them
     mean_over: int | None = None  # divide the sum by this number instead of the number of samples
-    keep_graph: bool = False  # keep the graph: the next request reuses this forward pass
-    reuse_graph: bool = False  # use the kept graph with other weights, without a new forward pass
     local: bool = False  # the samples of this process only: no average over the data axis
     average: TensorTree | None = None  # instead of a gradient: average this tree over the data axis
 
@@ -81,6 +78,7 @@ class StepContext:
     lr: float  # current learning rate
     peak_lr: float  # learning rate before any schedule
     sam_set: Tensor | None = None  # [B] whether a sample is in the sharpness-aware set; None: before the partition
+    min_fraction: float = 1e-9  # a part of the batch below this fraction is empty or too small to be trained on alone
 
 
 Update = Callable[[TensorTree, StepContext], Generator[GradRequest, TensorTree, TensorTree]]

@@ -14,7 +14,6 @@ from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
-from plateaux.evaluation.ray_evaluator import RayEvaluator
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import eval_splits
 from plateaux.storage.run import Run, RunLike
@@ -54,8 +53,7 @@ def evaluate(
         progress: Called with progress events.
     """
     components = Components(data, model, loss, trust=tuple(trust))
-    kind = RayEvaluator if (options.executor or {}).get("name") == "ray" else Evaluator
-    evaluator = kind(Run.open(run), components=components, options=options)
+    evaluator = Evaluator(Run.open(run), components=components, options=options)
     chosen = get_metrics([metrics] if isinstance(metrics, str) else metrics, trust=components.trust)
     names = [split] if isinstance(split, str) else split
     results: list[MetricResult] = []

@@ -40,8 +40,13 @@ class LoadedRun:
         )
         self.executor: Executor = SINGLE_PROCESS
         if options.executor is not None:
+            if (name := options.executor.get("name")) not in ("local", "mesh"):
+                raise RecipeError(
+                    f'executor = {name!r}: evaluation runs in this process or, with "mesh", in those of torchrun. On a '
+                    "cluster, start `plateaux evaluate` on one of its machines"
+                )
             self.recipe = self.recipe.replaced(executor=dict(options.executor))
-            self.executor = build_executor(self.recipe, _with_address(components, options))
+            self.executor = build_executor(self.recipe, components)
         configure_runtime(processes=local_processes(), threads=self.recipe.executor.threads)
         if all_reduce_max(self.executor, int(not self.executor.local_members(len(self.numbers)))):
             raise RecipeError(
@@ -94,12 +99,6 @@ class LoadedRun:
         features = through_backbone(self.recipe, self.data, source, module.backbone, device=self.device, ids=ids)
         prepare_features([features], self.executor, ids=ids)
         return replace(self.data, mean=(), std=()), features
-
-
-def _with_address(components: Components, options: EvalOptions) -> Components:
-    """Trust the cluster of the options, which the caller chose, but not one that is stored in the run folder."""
-    address = (options.executor or {}).get("address")
-    return replace(components, trust=(*components.trust, address)) if address else components
 
 
 def _check_ids(members: Sequence[int], total: int) -> list[int]:

@@ -22,7 +22,7 @@ class EvalOptions:
         limit: Use only the first N samples of each split.
         ensemble_sizes: Also evaluate ensembles of 1, 2, ... members.
         device: "cpu", "cuda", "cuda:1", ... None: the best available device.
-        executor: The `[executor]` section of a recipe, such as `{"name": "ray"}`, to distribute the evaluation.
+        executor: The `[executor]` section of a recipe, such as `{"name": "mesh"}`, to distribute the evaluation.
         cache_logits: Store logits next to the run as "float32" or "float16", or not at all ("off").
         no_cache: Run forward passes even if logits are cached.
         corruption_cache: A folder that keeps generated corrupted images.

@@ -30,7 +30,6 @@ def sharpbalance(
     score: Literal["gradient_norm", "last_layer", "loss"] = "gradient_norm",
     sam_variant: Literal["sam", "asam", "gsam"] = "sam",
     warmup: Literal["sam", "plain"] = "sam",
-    step: Literal["split", "shared"] = "split",
     alpha: NonNegative | None = None,
 ) -> Method:
     """Apply SAM to samples that are sharp for other members, and plain gradients to the rest (Lu et al. 2024).
@@ -63,7 +62,7 @@ def sharpbalance(
     }
     return Method(
         Objective(loss),
-        sam_on_subset(sam_update, warmup=sam_update if warmup == "sam" else plain_gradient, step=step),
+        sam_on_subset(sam_update, warmup=sam_update if warmup == "sam" else plain_gradient),
         DataPartition(
             after=partition_epochs,
             output=scores[score],

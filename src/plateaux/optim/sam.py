@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plateaux.core import tensor_tree
 from plateaux.core.errors import PlateauxError, RecipeError, first_line
@@ -26,6 +26,7 @@ __all__ = [
     "get_update",
     "groups",
     "gsam",
+    "min_fraction",
     "plain_gradient",
     "sam",
     "sam_direction",
@@ -34,7 +35,6 @@ __all__ = [
 ]
 
 EPSILON = 1e-12  # prevents division by zero for a zero gradient
-MIN_FRACTION = 1e-9  # fractions of a batch below this are zero up to rounding
 
 AscentDirection = Callable[[TensorTree, TensorTree], tuple[TensorTree, Tensor]]
 """Maps (parameters, gradient) to an ascent direction and the norm to divide it by; rho is the length of the step."""
@@ -137,13 +137,13 @@ def gsam(
     return update
 
 
-def sam_on_subset(sam_update: Update, *, warmup: Update, step: Literal["split", "shared"] = "split") -> Update:
+def sam_on_subset(sam_update: Update, *, warmup: Update) -> Update:
     """Return the update of SharpBalance: SAM on the sharpness-aware set and plain gradients on all other samples.
 
     The direction is (1/B) [ sum of plain gradients of the other samples + sum of gradients of the sharpness-aware
-    samples at weights perturbed by their gradient alone ]. `split` runs a forward pass for each part, so that BatchNorm
-    sees the parts separately: 1 + f passes for a fraction f of sharpness-aware samples. `shared` runs one forward pass
-    for both gradients at the original weights. `warmup` is the update before the first data partition.
+    samples at weights perturbed by their gradient alone ]. Each part has a forward pass of its own, so that BatchNorm
+    sees the parts separately: 1 + f passes for a fraction f of sharpness-aware samples. A part that is too small to
+    be trained on joins the other part. `warmup` is the update before the first data partition.
     """
 
     def update(params: TensorTree, context: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
@@ -153,34 +153,26 @@ def sam_on_subset(sam_update: Update, *, warmup: Update, step: Literal["split", 
         size = max(context.size, 1)
         # Processes that share a batch hold different samples of it, and must yield the same requests.
         fraction = float((yield GradRequest(average={"fraction": sam_set.sum().double() / size}))["fraction"])
-        if fraction < MIN_FRACTION:
+        if fraction < context.min_fraction:
             return (yield from plain_gradient(params, context))
-        if fraction > 1 - MIN_FRACTION:
+        if fraction > 1 - context.min_fraction:
             return (yield from sam_update(params, context))
         sam_rows, plain_rows = sam_set.nonzero().flatten(), (~sam_set).nonzero().flatten()
-        gradient: TensorTree | None = None
-        if step == "split":
-            plain = yield GradRequest(rows=plain_rows, mean_over=size)
-        else:
-            plain = yield GradRequest(weight=~sam_set, keep_graph=True)
-            gradient = yield GradRequest(weight=sam_set, reuse_graph=True)
+        plain = yield GradRequest(rows=plain_rows, mean_over=size)
         subset_update = sam_update(params, replace(context, size=len(sam_rows), sam_set=None))
-        perturbed = yield from _on_rows(sam_rows, size, gradient, subset_update)
+        perturbed = yield from _on_rows(sam_rows, size, subset_update)
         return tensor_tree.add(plain, perturbed)
 
     return update
 
 
 def _on_rows(
-    rows: Tensor, size: int, gradient: TensorTree | None, update: Generator[GradRequest, TensorTree, TensorTree]
+    rows: Tensor, size: int, update: Generator[GradRequest, TensorTree, TensorTree]
 ) -> Generator[GradRequest, TensorTree, TensorTree]:
-    """Restrict the requests of an update to some samples; `gradient` serves its first request, if given."""
+    """Restrict the requests of an update to some samples."""
     request = next(update)
     while True:
-        if gradient is not None and request.at is None:
-            result, gradient = gradient, None
-        else:
-            result = yield replace(request, rows=rows, mean_over=size)
+        result = yield replace(request, rows=rows, mean_over=size)
         try:
             request = update.send(result)
         except StopIteration as end:
@@ -203,6 +195,14 @@ def get_update(name: SamVariant, rho: float | None = None) -> Update:
     if name == "gsam":
         return gsam(radius, alpha=0.4, rho_min=radius)
     return sam(radius, direction=asam_direction(0.01) if name == "asam" else sam_direction)
+
+
+def min_fraction(module: nn.Module, size: int, *, share: float) -> float:
+    """Return below which fraction of a batch of `size / share` samples a part joins the other part.
+
+    BatchNorm1d cannot normalize one sample, and torch raises an error for it.
+    """
+    return 1.5 * share / max(size, 1) if any(isinstance(layer, nn.BatchNorm1d) for layer in module.modules()) else 1e-9
 
 
 def count_gradients(update: Update, size: int) -> int:

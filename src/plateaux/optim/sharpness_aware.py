@@ -31,9 +31,9 @@ from plateaux.core.method import StepContext, Update
 from plateaux.core.types import TensorTree
 from plateaux.optim.forward_records import ForwardRecords
 from plateaux.optim.sam import (
-    MIN_FRACTION,
     asam_direction,
     count_gradients,
+    min_fraction,
     plain_gradient,
     sam,
     sam_direction,
@@ -317,7 +317,8 @@ class GradientState:
     def _parts(self, params: TensorTree, update: Update, mask: Tensor, passes: int) -> Generator[slice | Tensor]:
         """Yield the rows of every request of an update, and answer the request with the gradient in `.grad`."""
         remaining = passes
-        requests = update(params, self._context(len(mask), mask))
+        context = self._context(len(mask), mask)
+        smallest, requests = context.min_fraction, update(params, context)
         answer: TensorTree | None = None
         factor = None
         while True:
@@ -330,7 +331,7 @@ class GradientState:
             if request.average is not None:
                 answer = self._average(request.average)
                 fraction = float(answer["fraction"])
-                remaining = 1 if fraction < MIN_FRACTION else passes + (fraction <= 1 - MIN_FRACTION)
+                remaining = 1 if fraction < smallest else passes + (fraction <= 1 - smallest)
                 continue
             remaining -= 1
             rows = slice(None) if request.rows is None else request.rows
@@ -373,7 +374,14 @@ class GradientState:
 
     def _context(self, size: int, mask: Tensor | None = None) -> StepContext:
         lr = float(self.optimizer.param_groups[0].get("lr", 1.0))
-        return StepContext(size, lr, lr, mask)
+        if mask is None:
+            return StepContext(size, lr, lr)
+        return StepContext(size, lr, lr, mask, min_fraction(self.model, size, share=1 / self._processes()))
+
+    def _processes(self) -> int:
+        """Return the number of processes that share a batch."""
+        is_ddp = isinstance(self.model, DistributedDataParallel)
+        return dist.get_world_size(self.model.process_group) if is_ddp else 1  # type: ignore[arg-type]
 
     def _average(self, tree: TensorTree) -> TensorTree:
         """Average a tree over the processes of DistributedDataParallel."""
@@ -382,7 +390,7 @@ class GradientState:
         sums = tensor_tree.clone(tree)
         for tensor in sums.values():
             dist.all_reduce(tensor, group=self.model.process_group)
-        return tensor_tree.scale(sums, 1 / dist.get_world_size(self.model.process_group))
+        return tensor_tree.scale(sums, 1 / self._processes())
 
 
 def _collect(params: TensorTree) -> TensorTree:

@@ -21,7 +21,6 @@ from plateaux.optim.sam import trace_requests
 from plateaux.storage.run import Run, partition_summary_path
 from plateaux.storage.run_info import StoredPartition
 
-BACKWARD = 2 / 3  # cost of a backward pass, in passes
 DEFAULT_SAM_FRACTION = 0.5  # of the samples of a member, as long as its data partition is not known
 
 
@@ -78,7 +77,7 @@ def _count_request(request: GradRequest, size: int) -> float:
         count = len(range(*request.rows.indices(size)))
     else:
         count = size if request.rows is None else len(request.rows)
-    return (BACKWARD if request.reuse_graph else 1.0) * count / size
+    return count / size
 
 
 def _partition_summaries(run: Run, number: int, components: Components) -> dict[int, StoredPartition]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -34,7 +34,6 @@ class GradientComputer:
     ) -> None:
         self.executor, self.forward, self.states, self.batches = executor, forward, states, batches
         self.share = share  # fraction of the samples of the batch that this process works on
-        self._kept_graphs: dict[tuple[int, ...], list[ForwardResult]] = {}  # by positions
 
     def compute(
         self, positions: list[int], requests: Requests, cached_outputs: Sequence[Tensor] | None
@@ -64,18 +63,10 @@ class GradientComputer:
         """Set `.grad` of every member to the gradient of its mean loss, and return loss and accuracy."""
         states = [self.states[i] for i in positions]
         batches = [take_rows(self.batches[i], requests[i].rows) for i in positions]
-        first, key = requests[positions[0]], tuple(positions)
-        results: Iterable[ForwardResult]
-        if first.reuse_graph:
-            results = self._kept_graphs.pop(key)
-        else:
-            results = self.forward.run(positions, states, batches, cached_outputs)
         stats = [StepStats(torch.zeros(()), None) for _ in positions]
-        for result in results:
+        for result in self.forward.run(positions, states, batches, cached_outputs):
             loss = self._total_loss(result, positions, requests, batches)
-            loss.backward(retain_graph=first.keep_graph)  # type: ignore[no-untyped-call]
-            if first.keep_graph:
-                self._kept_graphs.setdefault(key, []).append(result)
+            loss.backward()  # type: ignore[no-untyped-call]
             for row, member_stats in enumerate(stats):
                 part = result.batches[row]
                 outputs = result.outputs[row].detach()
@@ -102,9 +93,7 @@ class GradientComputer:
             size, share = (result.losses.shape[1], 1.0) if is_full else (sizes[0], shares[0])
             return result.losses.sum() / size * share
         losses = [
-            _weight_losses(result.losses[row], requests[i], result.micro_batch).sum()
-            / sizes[row]
-            * (self.states[i].loss_scale * shares[row])
+            result.losses[row].sum() / sizes[row] * (self.states[i].loss_scale * shares[row])
             for row, i in enumerate(positions)
         ]
         return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
@@ -142,13 +131,6 @@ class GradientComputer:
             ):
                 outputs.append([self.executor.map_members(output, [module(state, part)], [part]) for part in parts])
         return [torch.cat(rows) for rows in zip(*outputs, strict=True)]
-
-
-def _weight_losses(losses: Tensor, request: GradRequest, micro_batch: slice | None) -> Tensor:
-    if request.weight is None:
-        return losses
-    weight = request.weight if request.rows is None else request.weight[request.rows]
-    return losses * (weight if micro_batch is None else weight[micro_batch])
 
 
 def _reject_synced_batchnorm(module: nn.Module) -> None:

@@ -19,7 +19,7 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.executor import Executor
 from plateaux.core.method import GradRequest, Objective, Rows, StepContext
 from plateaux.core.types import Batch
-from plateaux.optim.sam import trace_requests
+from plateaux.optim.sam import min_fraction, trace_requests
 from plateaux.training.forward import ForwardPass, take_rows
 from plateaux.training.gradients import GradientComputer
 from plateaux.training.state import INACTIVE, StepOptions, StepStats, TrainState
@@ -124,7 +124,7 @@ class StepRunner:
     def join_collectives(self) -> None:
         """Take part in the collectives of a step in which no member of this process is active."""
         for request in trace_requests(self.states[0].method.update, len(self.batches[0])):
-            if request.average is None and not request.reuse_graph:
+            if request.average is None:
                 batch = take_rows(self.batches[0], request.rows)
                 for micro_batch in self.forward.micro_batches(len(batch)):
                     self.forward.gather(None, take_rows(batch, micro_batch))
@@ -140,7 +140,7 @@ class StepRunner:
                 rows = i  # sample positions differ in number between members, so each member needs its own forward pass
             elif rows is not None:
                 rows = rows.start, rows.stop
-            key = (rows, request.average is None, request.keep_graph, request.reuse_graph)
+            key = (rows, request.average is None)
             groups.setdefault(key, []).append(i)
         return list(groups.values())
 
@@ -156,7 +156,10 @@ class StepRunner:
         state = self.states[i]
         sam_set = None if state.sam_set is None else state.sam_set(self.batches[i].index)
         lr = float(state.optimizer.param_groups[0]["lr"])
-        return StepContext(len(self.batches[i]), lr, state.peak_lr, sam_set)
+        if sam_set is None:
+            return StepContext(len(self.batches[i]), lr, state.peak_lr)
+        smallest = min_fraction(state.module, len(self.batches[i]), share=self.gradients.share)
+        return StepContext(len(self.batches[i]), lr, state.peak_lr, sam_set, smallest)
 
 
 _UNEQUAL_REQUESTS = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -14,9 +13,7 @@ from plateaux.core.stats.intervals import (
     CostPoint,
     at_cost,
     at_equal_cost,
-    bootstrap_interval,
     interval_from_stderr,
-    jackknife_interval,
     paired_t_interval,
     rank_correlation,
     slope,
@@ -56,12 +53,6 @@ def test_the_interval_of_paired_differences_has_nominal_coverage(count: int) -> 
     assert 0.93 <= np.mean([each.low <= 0.2 <= each.high for each in found]) <= 0.97
     alone = [t_interval(row).half for row in mine]
     assert np.median([each.half for each in found]) < np.median(alone) / 4
-
-
-def test_a_bootstrap_of_three_repetitions_covers_too_little() -> None:
-    rng = np.random.default_rng(0)
-    found = [bootstrap_interval(row, rng, resamples=100) for row in rng.normal(0.0, 1.0, (400, 3))]
-    assert np.mean([each.low <= 0 <= each.high for each in found]) < 0.85
 
 
 def test_an_interval_over_repetitions_equals_scipy() -> None:
@@ -108,49 +99,6 @@ def test_paired_numbers_need_equal_counts() -> None:
 @pytest.mark.parametrize(("shift", "excludes"), [(0.0, False), (1.0, True), (-1.0, True)])
 def test_an_interval_says_whether_it_excludes_zero(shift: float, excludes: bool) -> None:
     assert paired_t_interval([shift + 0.1, shift - 0.1, shift], [0, 0, 0]).excludes_zero is excludes
-
-
-def test_the_bootstrap_over_samples_is_labeled_and_close_to_the_standard_error() -> None:
-    rng = np.random.default_rng(1)
-    right = (rng.random(2000) < 0.8).astype(float)
-    found = bootstrap_interval(right, rng)
-    assert found.over == "test samples"
-    assert found.value == right.mean()
-    assert found.half == pytest.approx(1.96 * right.std() / math.sqrt(2000), rel=0.15)
-    ratio = bootstrap_interval(np.stack([right, 1 + right], 1), rng, statistic=lambda s: s[:, 0].sum() / s[:, 1].sum())
-    assert ratio.low < ratio.value < ratio.high
-    assert math.isnan(bootstrap_interval([1.0], rng).low)
-    assert math.isnan(bootstrap_interval([], rng).value)
-
-
-def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
-    numbers = np.random.default_rng(2).normal(size=6)
-    triples = {subset: float(numbers[list(subset)].mean()) for subset in combinations(range(6), 3)}
-    found = jackknife_interval(triples)
-    truth = t_interval(numbers)
-    assert len(triples) == 20
-    assert (found.value, found.low, found.high) == pytest.approx((truth.value, truth.low, truth.high))
-    assert (found.count, found.over) == (6, "members")
-
-
-def test_the_jackknife_over_members_has_nominal_coverage() -> None:
-    rng = np.random.default_rng(3)
-    subsets = list(combinations(range(6), 3))
-    held = {"pooled": 0, "best": 0}
-    for row in rng.normal(size=(600, 6)):
-        of = {subset: row[list(subset)] for subset in subsets}
-        # E log mean exp of three normal numbers with deviation 0.5, by 10^7 draws; the largest is 1.5 / sqrt(pi) high.
-        pooled = jackknife_interval({subset: math.log(np.exp(each / 2).mean()) for subset, each in of.items()})
-        held["pooled"] += pooled.low <= 0.0801 <= pooled.high
-        best = jackknife_interval({subset: float(each.max()) for subset, each in of.items()})
-        held["best"] += best.low <= 1.5 / math.sqrt(math.pi) <= best.high
-    assert 0.93 <= held["pooled"] / 600 <= 0.98
-    assert 0.86 <= held["best"] / 600 < 0.93  # as the docstring admits
-
-
-def test_a_single_ensemble_has_no_jackknife() -> None:
-    assert math.isnan(jackknife_interval({(0, 1, 2): 0.5}).low)
-    assert jackknife_interval({(0, 1, 2): 0.5}).value == 0.5
 
 
 def test_the_slope_of_a_power_law_is_its_exponent() -> None:

@@ -7,7 +7,7 @@ repetitions are never resampled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -77,45 +77,6 @@ def paired_t_interval(numbers: ArrayLike, baseline: ArrayLike, *, level: float =
             f"Cannot pair {ours.size} numbers with {theirs.size}. Give both for the same repetitions, in one order."
         )
     return _t_interval(_finite(ours - theirs), "paired repetitions", level)
-
-
-def bootstrap_interval(
-    scores: ArrayLike,
-    generator: np.random.Generator,
-    *,
-    statistic: Callable[[Floats], float] = lambda sample: float(sample.mean()),
-    resamples: int = 1000,
-    level: float = LEVEL,
-) -> Interval:
-    """Return a percentile bootstrap over test samples of a statistic of their scores `[N]` or `[N, K]`.
-
-    It covers the choice of test samples, not the randomness of training.
-    """
-    values = np.asarray(scores, dtype=np.float64)
-    count = len(values)
-    if count < 2:
-        return Interval(statistic(values) if count else NAN, NAN, NAN, count, "test samples", level)
-    resampled = [statistic(values[generator.integers(count, size=count)]) for _ in range(resamples)]
-    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(statistic(values), float(low), float(high), count, "test samples", level)
-
-
-def jackknife_interval(numbers: Mapping[tuple[int, ...], float], *, level: float = LEVEL) -> Interval:
-    """Return the mean over ensembles of the same trained members, with a jackknife over those members.
-
-    `numbers` holds every ensemble of one size, such as all triples of six members. The ensembles share members, so an
-    interval from their own spread would be too narrow. Leaving out one member leaves the ensembles without it. For a
-    number that depends on single members, such as the best of three, a nominal 95 % interval covers about 90 %.
-    """
-    members = sorted({member for subset in numbers for member in subset})
-    mean = _mean(list(numbers.values()))
-    count = len(members)
-    without = [[value for subset, value in numbers.items() if member not in subset] for member in members]
-    if count < 2 or not all(without):
-        return Interval(mean, NAN, NAN, count, "members", level)
-    means = np.array([_mean(values) for values in without])
-    error = math.sqrt((count - 1) / count * float(((means - means.mean()) ** 2).sum()))
-    return _around(mean, error, count - 1, count, "members", level)
 
 
 def slope(x: ArrayLike, y: ArrayLike, *, log: bool = True, level: float = LEVEL) -> Interval:
