@@ -15,12 +15,9 @@ import nbformat
 from nbclient import NotebookClient
 
 GALLERY = Path(__file__).resolve().parent / "gallery"
-# Not stored. The first imports work with a torchvision that is built for CUDA.
+# Not stored.
 SETUP = """
 import warnings
-from plateaux.core.optional import optional_import
-optional_import("transformers", extra="hf")
-optional_import("lightning.pytorch", extra="lightning")
 warnings.simplefilter("ignore")
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import runpy
 import signal
 import subprocess
 import sys
@@ -24,6 +25,10 @@ import torch
 hypothesis.settings.register_profile("plateaux", deadline=None)  # a loaded machine is slow, not wrong
 hypothesis.settings.load_profile("plateaux")
 torch.set_num_threads(1)
+# timm, Lightning, and transformers fail to import with a CPU build of torch and a CUDA build of torchvision.
+_OPERATORS = Path(__file__).parent / "torchvision_operators"
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_OPERATORS), os.environ.get("PYTHONPATH")]))
+runpy.run_path(str(_OPERATORS / "sitecustomize.py"))
 # Background jobs of a shell ignore SIGINT, and child processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

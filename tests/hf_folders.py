@@ -26,7 +26,6 @@ def transformers() -> Any:
 
 
 def datasets() -> Any:
-    transformers()  # first, with the workaround for torchvision
     return optional_import("datasets", extra="hf")
 
 

@@ -220,7 +220,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
         (tmp_path / name).mkdir(exist_ok=True)
     env = {name: value for name, value in os.environ.items() if not name.startswith(REMOVED)}
     env |= {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary"), "PYTHONDONTWRITEBYTECODE": "1"}
-    return env | {"PYTHONPATH": str(Path(plateaux.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(Path(plateaux.__file__).parents[1]), os.environ["PYTHONPATH"]])
+    return env | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def test_untrusted_files_execute_and_touch_nothing(folder: Path, tmp_path: Path) -> None:

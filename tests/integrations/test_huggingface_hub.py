@@ -86,7 +86,7 @@ def test_a_download_needs_the_option_and_happens_once(hub: Hub, here: Path) -> N
     assert not (here / "run").exists()
 
     env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(here / "cache"), "HF_HUB_DISABLE_XET": "1"}
-    env["PYTHONPATH"] = str(Path(plateaux.__file__).parents[1])
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(plateaux.__file__).parents[1]), os.environ["PYTHONPATH"]])
     line = [sys.executable, "-m", "plateaux", *words, "--download"]  # as a user does
     done = subprocess.run(line, capture_output=True, text=True, env=env, check=False, cwd=here)
     assert done.returncode == 0, done.stderr

@@ -25,7 +25,6 @@ TARGETS = ["*.query", "*.value"]
 
 
 def peft() -> Any:
-    transformers()  # first, with the workaround for torchvision
     try:
         return optional_import("peft", extra="hf")
     except RecipeError:

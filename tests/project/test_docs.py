@@ -27,7 +27,6 @@ from plateaux.cli.main import KINDS, app
 from plateaux.config.builtin import recipe_file
 from plateaux.core import registry
 from plateaux.core.formatting import split_names
-from plateaux.core.optional import optional_import
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.loss_landscape.probe import get_probes
 
@@ -35,7 +34,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKED = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))]
 FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.DOTALL | re.MULTILINE)
-GUESTS = {"lightning": "lightning", "transformers": "hf"}
 SHELLS = ("bash", "console", "sh")
 
 
@@ -86,9 +84,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quickstart: Path) ->
 def run_page(page: Path, folder: Path) -> list[dict[str, Any]]:
     """Run the Python blocks of a page, each in a new namespace, and return the namespaces."""
     page_blocks = blocks(page)
-    for name, extra in GUESTS.items():
-        if any(f"import {name}" in block.text for block in page_blocks):
-            optional_import(name, extra=extra)  # works with a torchvision that is built for CUDA
     for block in page_blocks:
         if block.title:
             (folder / block.title).write_text(block.text, encoding="utf-8")

@@ -16,11 +16,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 GALLERY = ROOT / "docs" / "gallery"
 NAMES = ("custom-loop", "images", "lightning", "text")
-# Works with a torchvision that is built for CUDA.
-IMPORTS = """from plateaux.core.optional import optional_import
-for name, extra in {"transformers": "hf", "lightning.pytorch": "lightning"}.items():
-    optional_import(name, extra=extra)
-"""
 
 
 def read_cells(name: str, kind: str) -> list[dict[str, Any]]:
@@ -28,8 +23,8 @@ def read_cells(name: str, kind: str) -> list[dict[str, Any]]:
     return [cell for cell in notebook["cells"] if cell["cell_type"] == kind]
 
 
-def run_cells(sources: list[str], folder: Path, *, imports: str = "") -> subprocess.CompletedProcess[str]:
-    (folder / "cells.py").write_text("\n\n".join([imports, *sources]), encoding="utf-8")
+def run_cells(sources: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "cells.py").write_text("\n\n".join(sources), encoding="utf-8")
     names = {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
     return subprocess.run(
         [sys.executable, "cells.py"], cwd=folder, env={**os.environ, **names}, capture_output=True, text=True
@@ -45,8 +40,7 @@ def test_every_notebook_is_tested() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_code_of_a_notebook_runs(name: str, tmp_path: Path) -> None:
     sources = ["".join(cell["source"]) for cell in read_cells(name, "code")]
-    imports = IMPORTS if name in ("lightning", "text") else ""
-    done = run_cells(sources, tmp_path, imports=imports)
+    done = run_cells(sources, tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -78,11 +78,6 @@ def test_an_untrusted_recipe_or_run_cannot_execute_code() -> None:
     assert {name: calls for name, calls in found.items() if calls} == {}
 
 
-def test_only_the_torchvision_helper_imports_torchvision() -> None:
-    users = [str(path.relative_to(ROOT)) for path in SOURCES if imports_torchvision(path.read_text(encoding="utf-8"))]
-    assert set(users) <= {"src/plateaux/core/optional.py"}
-
-
 def test_only_one_module_starts_processes() -> None:
     """`distributed.subprocesses` keeps every process from importing code from the current folder."""
     found = {str(path.relative_to(ROOT)): list(process_starts(path.read_text(encoding="utf-8"))) for path in SOURCES}
@@ -181,20 +176,6 @@ def test_the_search_for_dangerous_calls_finds_them(line: str, dangerous: bool) -
     assert bool(list(dangerous_calls(line))) is dangerous
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("import torchvision", True),
-        ("from torchvision.ops import nms", True),
-        ("importlib.import_module('torchvision')", True),
-        ("import torch", False),
-        ("'torchvision'", False),
-    ],
-)
-def test_the_search_for_torchvision_finds_an_import(line: str, found: bool) -> None:
-    assert imports_torchvision(line) is found
-
-
 def dangerous_calls(source: str) -> Iterator[str]:
     """Yield what in a source could run code that came as data."""
     for node in ast.walk(ast.parse(source)):
@@ -249,12 +230,6 @@ def _is_file_write(call: ast.Call) -> bool:
         method in names
         or function.startswith(("shutil.", "os.mkdir", "os.makedirs", "os.rename"))
         or function in ("torch.save", "np.save", "np.savetxt")
-    )
-
-
-def imports_torchvision(source: str) -> bool:
-    return any(
-        "torchvision" in (name.split(".")[0] for name in _imported(node)) for node in ast.walk(ast.parse(source))
     )
 
 

@@ -163,7 +163,7 @@ def test_the_ranking_study_writes_valid_evidence(tmp_path: Path, script: Script)
 @pytest.mark.slow
 @WITH_CIFAR
 def test_the_joint_training_study_runs_resumes_and_prints_its_tables(tmp_path: Path, script: Script) -> None:
-    if find_spec("timm") is None:  # not imported here: the script knows what torchvision beside it may lack
+    if find_spec("timm") is None:
         pytest.skip("timm is not installed")
     done = script("studies/joint_cifar100.py", str(tmp_path / "study"), "--quick")
     assert done.returncode == 0, done.stderr

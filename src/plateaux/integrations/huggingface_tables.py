@@ -210,5 +210,4 @@ def _read_labels(part: Any, label: str, names: Sequence[str]) -> list[Any]:
 
 def datasets_library() -> Any:
     """Return the package datasets."""
-    optional_import("transformers", extra=EXTRA)  # first, with the workaround for torchvision
     return optional_import("datasets", extra=EXTRA)
