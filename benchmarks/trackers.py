@@ -1,8 +1,8 @@
 """What trackers cost the process that trains: its CPU time with a tracker, relative to none.
 
 Training with a tracker that works, with one that raises at every call, and with one that sleeps 30 s, each between two
-trainings without a tracker; `again` is a further training without one. The tracker's own process is not counted, nor
-is the time that training waits for it at the end.
+trainings without a tracker; `again` is a further training without one. The time that training waits for a tracker at
+the end costs no CPU time.
 """
 
 from __future__ import annotations

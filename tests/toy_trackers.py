@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import Any, ClassVar
+from uuid import uuid4
 
 from plateaux.core.tracker import TrackedRun
 
@@ -18,8 +18,7 @@ class Recorder:
 
     def start(self, run: TrackedRun, config: Mapping[str, Any]) -> str | None:
         self.member = run.member
-        own = "ensemble" if run.member is None else f"member-{run.member}"
-        self.id = run.id or f"{own}-{os.getpid()}"
+        self.id = run.id or uuid4().hex
         self.record(start=run.id, parent=run.parent, group=run.group, name=run.name, config=dict(config))
         return self.id
 
@@ -42,7 +41,7 @@ class Raising(Recorder):
 
 
 class Unready(Recorder):
-    """Raises at its first three numbers."""
+    """Raises at its first three calls with numbers."""
 
     failed = 0
 
@@ -53,21 +52,22 @@ class Unready(Recorder):
         super().log(values, step)
 
 
-class Sleeping(Recorder):
-    """Starts a process, prints to the terminal, and hangs at the first numbers."""
+class Hanging(Recorder):
+    """Waits with its numbers until the test goes on."""
+
+    may_go_on: ClassVar[Event] = Event()
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        child = subprocess.Popen(["sleep", "600"])
-        print("printed")
-        self.record(child=child.pid)
-        time.sleep(600)
+        self.record(hangs=step)
+        self.may_go_on.wait()
+        super().log(values, step)
 
 
 class Exiting(Recorder):
-    """Ends its process."""
+    """Ends its thread, as a program would end itself."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        os._exit(7)
+        raise SystemExit(7)
 
 
 class WrongId(Recorder):

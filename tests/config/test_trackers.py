@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -17,9 +15,9 @@ from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, UnknownNameError, UntrustedCodeError
 from plateaux.core.tracker import BUILT_IN
-from plateaux.distributed import background_process
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
+from plateaux.training import trackers
 
 SMALL = {
     "members": 1,
@@ -31,14 +29,14 @@ SMALL = {
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the modules for which a process was started."""
+    """Return the modules of trackers that were imported."""
     modules: list[str] = []
 
-    def start(module: str) -> subprocess.Popen[bytes]:
+    def start(module: str) -> None:
         modules.append(module)
-        return subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        raise ImportError(module)
 
-    monkeypatch.setattr(background_process, "start_python", start)
+    monkeypatch.setattr(trackers, "import_module", start)
     return modules
 
 
@@ -86,7 +84,7 @@ def test_on_the_command_line_a_tracker_is_allowed_by_trust_or_by_its_name(tmp_pa
     for own in (["--trust", "wandb"], ["--set", "run.trackers=['wandb']"]):
         assert CliRunner().invoke(app, ["recipe", "check", call[1], *own]).exit_code == 0
     assert CliRunner().invoke(app, [*call, "--trust", "wandb"]).exit_code == 0
-    assert started == ["plateaux.training.tracker_process"]
+    assert set(started) == {"plateaux.integrations.wandb"}
 
 
 def test_commands_on_a_run_with_trackers_start_none(tmp_path: Path, started: list[str]) -> None:

@@ -5,8 +5,10 @@
         def log(self, values: Mapping[str, float], step: int) -> None: ...
         def close(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None: ...
 
-A recipe names trackers in `run.trackers`. Each has a process of its own, in which one object per member, and one for
-the ensemble, is created without arguments. The class is imported only there, never in a process that trains.
+A recipe names trackers in `run.trackers`. Each has a thread of its own in the process that called `train`, in which one
+object per member, and one for the ensemble, is created without arguments and called.
+
+A class with `buffers = True` loses numbers if the process is killed before `close`. It then gets them again.
 """
 
 from __future__ import annotations

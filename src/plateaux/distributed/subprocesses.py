@@ -7,7 +7,6 @@ also holds for the processes that those processes start: workers of torchrun, mu
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -50,24 +49,6 @@ def run_python(arguments: Sequence[str], *, silent: bool = False) -> int:
         folder = str(Path(arguments[0]).resolve().parent)
         env["PYTHONPATH"] = os.pathsep.join(path for path in (folder, env.get("PYTHONPATH")) if path)
     return _call([sys.executable, *arguments], env, silent)
-
-
-def start_python(module: str) -> subprocess.Popen[bytes]:
-    """Call `main()` of a module in a new process with pipes, which no signal of the terminal reaches.
-
-    It leads a process group, and finds modules where this process does. What it prints as an error is dropped.
-    """
-    code = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); __import__(sys.argv[2], fromlist=['']).main()"
-    folders = json.dumps([path or os.getcwd() for path in sys.path])
-    return subprocess.Popen(
-        [sys.executable, "-c", code, folders, module],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        bufsize=0,
-        env={**os.environ, **SAFE_PATH},
-        start_new_session=True,
-    )
 
 
 def run_torchrun(processes: int, arguments: Sequence[str], *, silent: bool = False) -> int:

@@ -29,6 +29,7 @@ class MlflowTracker:
         # MLflow reports its use to its developers, unless told otherwise.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # no warning where git is missing
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # which has the results as JSON
         self._mlflow = optional_import("mlflow", extra="mlflow")
         self._client = self._mlflow.MlflowClient()
         self._id = ""

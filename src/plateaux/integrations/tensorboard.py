@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from plateaux.core.optional import optional_import
-from plateaux.core.process_info import host_id
 from plateaux.core.tracker import TrackedRun
 
 
@@ -19,7 +17,7 @@ class TensorBoardTracker:
     def __init__(self) -> None:
         self._proto = optional_import("tensorboard.compat.proto.summary_pb2", extra="tensorboard")
         self._events = optional_import("tensorboard.compat.proto.event_pb2", extra="tensorboard")
-        self._files = optional_import("tensorboard.summary.writer.event_file_writer", extra="tensorboard")
+        self._files = optional_import("tensorboard.summary.writer.record_writer", extra="tensorboard")
         self._writer: Any = None
         self._folder = Path()
         self._is_ensemble = False
@@ -27,8 +25,6 @@ class TensorBoardTracker:
     def start(self, run: TrackedRun, config: Mapping[str, Any]) -> str | None:
         if run.folder is None:
             raise ValueError("TensorBoard appends to files, which an object store does not support")
-        # Event files are named after the machine, and run folders are published. This process does nothing else.
-        socket.gethostname = host_id
         self._folder, self._is_ensemble = run.folder, run.member is None
         return None  # the files of an earlier process are in the same folder
 
@@ -46,8 +42,15 @@ class TensorBoardTracker:
         if not values:
             return
         if self._writer is None:  # at the first number: no empty files
-            self._writer = self._files.EventFileWriter(str(self._folder))
+            # Not EventFileWriter: it names its file after the machine, and run folders are published.
+            self._folder.mkdir(parents=True, exist_ok=True)
+            file = open(self._folder / f"events.out.tfevents.{time.time_ns()}", "xb")  # noqa: SIM115 (closed by close)
+            self._writer = self._files.RecordWriter(file)
+            self._add(file_version="brain.Event:2")
         scalars = [self._proto.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         summary = self._proto.Summary(value=scalars)
-        self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, summary=summary))
-        self._writer.flush()
+        self._add(step=step, summary=summary)
+        self._writer.flush()  # numbers that are recorded as sent survive a kill
+
+    def _add(self, **content: Any) -> None:
+        self._writer.write(self._events.Event(wall_time=time.time(), **content).SerializeToString())

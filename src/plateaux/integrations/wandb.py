@@ -18,7 +18,9 @@ PROJECT = "plateaux"  # unless WANDB_PROJECT is set
 
 
 class WandbTracker:
-    """Logs with the epoch as step, so that offline runs that were continued are merged by `wandb sync`."""
+    """Logs with the epoch as step: W&B ignores steps that a continued run already has."""
+
+    buffers = True  # the process of W&B ends with a killed one, and drops the numbers of the last seconds
 
     def __init__(self) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # reports about W&B itself, to its developers

@@ -1,163 +1,248 @@
-"""Send the numbers of a run to its trackers, each of which has a process of its own.
+"""Send the numbers of a run to its trackers, each of which is called by a thread of its own.
 
 This runs in the process that plans the jobs: there, the progress events of all members arrive, whichever process trains
 them. On a mesh, it runs in every process that writes the files of members.
+
+trackers/<tracker>/<member>.json      the id by which the tracker continues the run, and the last epoch that it has
+trackers/<tracker>/ensemble.json      the same for the ensemble
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from queue import SimpleQueue
+from tempfile import TemporaryDirectory
+from threading import Thread
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from plateaux.config.builders.trackers import check_trackers, tracker_target
 from plateaux.config.components import Components
 from plateaux.config.recipe import flatten
+from plateaux.core.bounded import Count
 from plateaux.core.errors import Interrupted, PlateauxError, first_line
 from plateaux.core.executor import Executor
 from plateaux.core.process_info import is_rank_zero, rank_and_world_size
 from plateaux.core.progress import MemberUpdate, ProgressEvent
-from plateaux.core.tracker import BUILT_IN
-from plateaux.distributed.background_process import BackgroundProcess, close_all
+from plateaux.core.tracker import BUILT_IN, TrackedRun, Tracker
 from plateaux.evaluation.results import MetricResult
 from plateaux.loss_landscape.callback import probe_values
-from plateaux.storage.remote_fs import parse_address
+from plateaux.storage.atomic import write_atomic
+from plateaux.storage.json_shapes import read_shape
+from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, RunLike
-from plateaux.training.tracker_process import ENSEMBLE
+from plateaux.storage.safe_files import open_folder
 
 logger = logging.getLogger(__name__)
-MODULE = "plateaux.training.tracker_process"
-QUEUE_SIZE = 1000  # messages that a tracker has not handled yet: one per member and epoch
+ENSEMBLE = None  # in place of the number of a member
+QUEUE_SIZE = 1000  # epochs of members that a tracker has not handled yet
 CLOSE_SECONDS = 60.0  # after training, for all trackers together
-STOP_SECONDS = 10.0  # after training was stopped or has failed; the processes of a killed run have as long to end
-GRACE_SECONDS = 5.0  # after which a tracker ends by itself if the process that should end it is gone
+STOP_SECONDS = 10.0  # after training was stopped or has failed
+PARENT_WAIT_S = 60.0  # for the process of a mesh that starts the ensemble
 FILES = re.compile(r"recipe\.toml|environment\.json|report\.(html|md|json|csv)")  # of the run folder
 
 Status = Literal["finished", "stopped", "failed"]
+TrackerId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTracker:
+    """What is stored about one member, or the ensemble, in one tracker."""
+
+    id: TrackerId | None = None
+    step: Count = 0
 
 
 class RunTrackers:
     """The trackers of a run. Whatever a tracker does, no method raises, and only `close` waits, for a limited time."""
 
-    def __init__(self, run: Run, names: Sequence[str], *, with_ensemble: bool = True) -> None:
-        self.trackers = [_RunTracker(run, name, with_ensemble=with_ensemble) for name in names]
+    def __init__(self, run: Run, names: Sequence[str]) -> None:
+        self.trackers = [RunTracker(run, name) for name in names]
 
     def handle(self, event: ProgressEvent) -> None:
         """Log an event, if it ends an epoch."""
         if isinstance(event, MemberUpdate) and (epoch := event.completed_epoch) is not None:
             for tracker in self.trackers:
-                tracker.log_epoch(event.member, epoch, event.metrics)
+                tracker.log(event.member, epoch, event.metrics)
 
-    def close(self, status: Status, summary: Mapping[str, Any], files: Sequence[str], *, every_member: bool) -> None:
-        """Send what is missing and the summaries, end the processes, and report problems that were not reported."""
-        seconds = CLOSE_SECONDS if status == "finished" else STOP_SECONDS
-        for tracker in self.trackers:
-            tracker.finish(status, summary, files, every_member=every_member, seconds=seconds)
-        killed = close_all([tracker.process for tracker in self.trackers], seconds)
-        for tracker in self.trackers:
-            tracker.report_end(seconds if tracker.process in killed else None)
-
-
-class _RunTracker:
-    """One tracker of a run."""
-
-    def __init__(self, run: Run, name: str, *, with_ensemble: bool) -> None:
-        self.run, self.name = run, name
-        self.epochs: dict[int, int] = {}  # the last epoch that was sent, by member
-        self.summaries: dict[str, dict[str, Any]] = {}
-        self.refused: set[tuple[int, int]] = set()  # members and epochs that did not fit into the queue
-        self.has_reported = False
-        self.process = BackgroundProcess(MODULE, limit=QUEUE_SIZE)
-        root = run.store.root
-        local = parse_address(str(root)) is None
-        self.process.send({
-            "root": str(Path(root).resolve()) if local else str(root), "name": Path(str(root)).resolve().name,
-            "group": run.recipe.run.group, "target": tracker_target(name), "grace": STOP_SECONDS,
-            "slug": name if name in BUILT_IN else "tracker-" + re.sub(r"\W", "-", name),
-        })  # fmt: skip
-        if with_ensemble:
-            self.process.send({"of": ENSEMBLE, "config": flatten(run.recipe.to_dict())})
-
-    def log_epoch(self, member: int, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Send the numbers of an epoch, and before them those of earlier epochs that were not sent."""
-        last = self.epochs.get(member, 0)
-        if epoch <= last:  # trained again, with the same numbers
-            return
-        self._report_errors()
-        if self.process.is_full:
-            self.refused.add((member, epoch))
-            return
-        if epoch > last + 1:
-            self._send_stored(member, epoch - 1)
-        self._send(member, epoch, metrics)
-
-    def finish(
-        self,
-        status: Status,
-        summary: Mapping[str, Any],
-        files: Sequence[str],
-        *,
-        every_member: bool,
-        seconds: float,
+    def close(
+        self, status: Status, results: Mapping[str, Any], files: Sequence[Path], *, complete: Sequence[int]
     ) -> None:
-        """Send what is missing, and the last message."""
-        for member in range(self.run.recipe.members) if every_member else list(self.epochs):
-            self._send_stored(member)
-        summaries = {**self.summaries, ENSEMBLE: dict(summary)}
-        closing = {"status": status, "summaries": summaries, "files": list(files)}
-        self.process.send({"close": closing, "grace": seconds + GRACE_SECONDS}, force=True)
+        """End the runs in the trackers, after all epochs of the members in `complete`, and report what was lost."""
+        seconds = CLOSE_SECONDS if status == "finished" else STOP_SECONDS
+        end = time.monotonic() + seconds
+        for tracker in self.trackers:
+            tracker.calls.put(partial(tracker.close, status, results, files, complete))
+        for tracker in self.trackers:
+            tracker.wait(seconds, end)
 
-    def report_end(self, killed_after: float | None) -> None:
-        """Report how the process ended, if something went wrong."""
-        lost = self._report_errors()
-        if killed_after is not None:
-            self._report(f"did not finish within {killed_after:g} s and was ended")
-        elif self.process.exit_code:
-            self._report(f"ended unexpectedly (exit code {self.process.exit_code})")
-        lost += len(self.refused)
-        if lost:
+
+class RunTracker:
+    """One tracker of a run: an object for each member and one for the ensemble, which one thread creates and calls.
+
+    A call that fails is repeated with the next epoch, in order, so that a tracker that works again gets all numbers.
+    """
+
+    def __init__(self, run: Run, name: str) -> None:
+        self.run, self.name = run, name
+        self.slug = name if name in BUILT_IN else "tracker-" + re.sub(r"\W", "-", name)
+        self.objects: dict[int | None, Tracker] = {}
+        self.states: dict[int | None, StoredTracker] = {}
+        self.pending: dict[int, dict[int, Mapping[str, float]]] = {}  # by member and epoch
+        self.last: dict[int | None, dict[str, Any]] = {}  # the last numbers of each member
+        self.missing: set[tuple[int, int]] = set()  # members and epochs that the tracker does not have
+        self.has_reported = self.has_ended = False
+        self.calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        if is_rank_zero():
+            self.calls.put(partial(self._object, ENSEMBLE))
+        self.thread = Thread(target=self._work, name=f"tracker {name}", daemon=True)  # it may hang
+        self.thread.start()
+
+    def log(self, member: int, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Queue the numbers of an epoch, unless the tracker is far behind."""
+        self.missing.add((member, epoch))
+        if self.calls.qsize() < QUEUE_SIZE:
+            self.calls.put(partial(self._log, member, epoch, metrics))
+
+    def wait(self, seconds: float, end: float) -> None:
+        """Wait until the thread ends, until the time `end` of `time.monotonic`, and report what went wrong."""
+        self.thread.join(max(0.0, end - time.monotonic()))
+        if self.thread.is_alive():
+            self.has_ended = True  # it calls the tracker no more, because the next training may
+            self._report(f"did not finish within {seconds:g} s and was left behind")
+        if self.missing:
             logger.warning(
                 "The tracker %r lacks the numbers of %d epochs of members. The logs in the run folder are complete",
                 self.name,
-                lost,
+                len(self.missing),
             )
 
-    def _send(self, member: int, epoch: int, metrics: Mapping[str, float]) -> None:
-        message: dict[str, Any] = {"of": str(member), "step": epoch}
-        message["values"] = {name.replace(" ", "/", 1): value for name, value in metrics.items()}
-        if member not in self.epochs:
-            message["config"] = flatten(self.run.recipe.for_member(member).to_dict())
-        if self.process.send(message):
-            self.epochs[member] = epoch
-            self.refused.discard((member, epoch))
-            self.summaries[str(member)] = {"epoch": epoch, **message["values"]}
-        else:
-            self.refused.add((member, epoch))
+    def close(self, status: Status, results: Mapping[str, Any], files: Sequence[Path], complete: Sequence[int]) -> None:
+        """Send what is missing, and end all members, then the ensemble with the files."""
+        for member in sorted({*complete, *self.pending}):
+            self._try(self._send, member, complete=member in complete)
+        for each in sorted(self.objects, key=lambda member: (member is ENSEMBLE, member or 0)):
+            self._try(self._close, each, status, results, files)
+        self.has_ended = True
 
-    def _send_stored(self, member: int, until: int | None = None) -> None:
-        """Send epochs from the log in the run folder: of an earlier process, or of a job whose process died."""
-        last = self.epochs.get(member, 0)
+    def _work(self) -> None:
+        while not self.has_ended:
+            self._try(self.calls.get())
+
+    def _try(self, call: Callable[..., object], *arguments: Any, **options: Any) -> None:
         try:
-            if last >= (self.run.progress(member).epoch if until is None else until):
+            if not self.has_ended:
+                call(*arguments, **options)
+        except (Exception, SystemExit) as error:  # libraries raise anything
+            self._report(f"failed: {type(error).__name__}: {first_line(error)}")
+
+    def _log(self, member: int, epoch: int, metrics: Mapping[str, float]) -> None:
+        self.pending.setdefault(member, {})[epoch] = metrics
+        self._send(member)
+
+    def _send(self, member: int, *, complete: bool = False) -> None:
+        """Send the epochs that the tracker lacks, those of an earlier process from the log in the run folder."""
+        pending = self.pending.setdefault(member, {})
+        last = max(pending, default=0)
+        if complete:
+            last = max(last, self.run.progress(member).epoch)
+            if self._state(member).step >= last:
                 return
-            stored = stored_epochs(self.run, member)
+        tracker = self._object(member)
+        epochs = range(self._state(member).step + 1, last + 1)
+        if not pending.keys() >= set(epochs):
+            pending |= {epoch: values for epoch, values in self._stored(member) if epoch in epochs} | pending
+        for epoch, metrics in sorted(pending.items()):
+            if epoch in epochs:
+                if self.has_ended:
+                    return
+                values = {name.replace(" ", "/", 1): value for name, value in metrics.items()}
+                tracker.log(values, epoch)
+                self.last[member] = {"epoch": epoch, **values}
+                self._save(member, self._state(member).id, epoch, durable=not getattr(tracker, "buffers", False))
+            del pending[epoch]
+            self.missing.discard((member, epoch))
+
+    def _close(self, member: int | None, status: Status, results: Mapping[str, Any], files: Sequence[Path]) -> None:
+        summary = {**_summary(self.run), **results} if member is ENSEMBLE else self.last.get(member, {})
+        with TemporaryDirectory() as folder:
+            copies = self._copies(files, Path(folder)) if member is ENSEMBLE else []
+            self.objects[member].close({**summary, "status": status}, copies)
+        self._save(member, self._state(member).id, self._state(member).step)
+
+    def _object(self, member: int | None) -> Tracker:
+        """Return the object of a member, or of the ensemble; a new one continues the run of an earlier process."""
+        if member not in self.objects:
+            parent = None if member is ENSEMBLE else self._parent()
+            recipe = self.run.recipe if member is ENSEMBLE else self.run.recipe.for_member(member)
+            name, stored = Path(str(self.run)).resolve().name, self._state(member)
+            module, _, attribute = tracker_target(self.name).partition(":")
+            tracker: Tracker = getattr(import_module(module), attribute)()
+            tracked = TrackedRun(name, member, recipe.run.group, self._folder(member), stored.id, parent)
+            run_id = tracker.start(tracked, flatten(recipe.to_dict()))
+            self._save(member, run_id, stored.step if run_id == stored.id else 0)  # 0: it begins a new run
+            self.objects[member] = tracker
+        return self.objects[member]
+
+    def _parent(self) -> str | None:
+        """Return the id of the ensemble; on a mesh, the first process starts it."""
+        end = time.monotonic() + PARENT_WAIT_S
+        if is_rank_zero():
+            self._object(ENSEMBLE)
+        while not self.run.store.has(self._file(ENSEMBLE)) and time.monotonic() < end:
+            time.sleep(0.1)
+        return self._state(ENSEMBLE).id
+
+    def _state(self, member: int | None) -> StoredTracker:
+        file = self._file(member)
+        if member in self.states or not self.run.store.has(file):
+            return self.states.get(member, StoredTracker())
+        advice = "delete it; the tracker then begins a new run"
+        return read_shape(StoredTracker, self.run.store.get_json(file), self.run.store.root / file, advice)
+
+    def _save(self, member: int | None, run_id: str | None, step: int, *, durable: bool = True) -> None:
+        """Record what the tracker has, in the run folder if it keeps that after a kill."""
+        tree, origin = {"id": run_id, "step": step}, f"what {tracker_target(self.name)}.start returned"
+        self.states[member] = read_shape(StoredTracker, tree, origin, "return such an id")
+        if durable:
+            self.run.store.put_json(self._file(member), asdict(self.states[member]))
+
+    def _file(self, member: int | None) -> str:
+        return f"trackers/{self.slug}/{_part(member)}.json"
+
+    def _folder(self, member: int | None) -> Path | None:
+        """Return the folder for the files of a tracker, after a check that no symbolic link leads out of the run."""
+        store, parts = self.run.store, (self.slug, _part(member))
+        if not isinstance(store, LocalStore):
+            return None
+        for length in (1, 2):
+            with suppress(FileNotFoundError), open_folder(store.root, parts[:length]):
+                pass
+        return store.root.resolve().joinpath(*parts)
+
+    def _stored(self, member: int) -> Iterable[tuple[int, dict[str, float]]]:
+        try:
+            return stored_epochs(self.run, member).items()
         except PlateauxError as problem:
             self._report(f"does not get earlier epochs of member {member}: {first_line(problem)}")
-            return
-        for epoch, metrics in stored.items():
-            if last < epoch and (until is None or epoch <= until):
-                self._send(member, epoch, metrics)
+            return ()
 
-    def _report_errors(self) -> int:
-        """Report the first error in the replies; return how many numbers are lost."""
-        replies = self.process.replies()
-        for reply in replies:
-            if "error" in reply:
-                self._report(f"failed: {reply['error']}")
-        return sum(reply.get("lost", 0) for reply in replies)
+    def _copies(self, files: Sequence[Path], folder: Path) -> list[Path]:
+        """Copy files of the caller, and of the run folder, which may be remote or contain symbolic links."""
+        contents = {name: self.run.store.get(name) for name in self.run.store.names() if FILES.fullmatch(name)}
+        contents |= {file.name: file.read_bytes() for file in files}
+        for name, content in contents.items():
+            write_atomic(folder / name, content)
+        return [folder / name for name in contents]
 
     def _report(self, problem: str) -> None:
         if not self.has_reported:
@@ -168,6 +253,10 @@ class _RunTracker:
                 self.name,
                 problem,
             )
+
+
+def _part(member: int | None) -> str:
+    return "ensemble" if member is ENSEMBLE else str(member)
 
 
 def stored_epochs(run: Run, member: int) -> dict[int, dict[str, float]]:
@@ -184,7 +273,7 @@ def stored_epochs(run: Run, member: int) -> dict[int, dict[str, float]]:
 @contextmanager
 def track(run: Run, executor: Executor) -> Iterator[RunTrackers]:
     """Start the trackers of a run, if this process owns some, and close them when the block ends."""
-    trackers = RunTrackers(run, run.recipe.run.trackers if executor.is_writer() else (), with_ensemble=is_rank_zero())
+    trackers = RunTrackers(run, run.recipe.run.trackers if executor.is_writer() else ())
     status: Status = "failed"
     try:
         yield trackers
@@ -193,9 +282,8 @@ def track(run: Run, executor: Executor) -> Iterator[RunTrackers]:
         status = "stopped"
         raise
     finally:
-        if trackers.trackers:
-            is_alone = rank_and_world_size()[1] == 1
-            trackers.close(status, _summary(run), _files(run) if is_rank_zero() else [], every_member=is_alone)
+        is_alone = rank_and_world_size()[1] == 1
+        trackers.close(status, {}, [], complete=range(run.recipe.members if is_alone else 0))
 
 
 def log_results(
@@ -215,13 +303,12 @@ def log_results(
     """
     opened = Run.open(run)
     check_trackers(opened.recipe, Components(trust=tuple(trust)))
-    trackers = RunTrackers(opened, opened.recipe.run.trackers)
     values: dict[str, float] = {}
     for result in results:
         with suppress(KeyError):  # it has one value per class or bin
             values[f"{result.split}/{result.metric}"] = result.value
-    added = [str(Path(file).resolve()) for file in files]
-    trackers.close("finished", {**_summary(opened), **values}, [*_files(opened), *added], every_member=False)
+    trackers = RunTrackers(opened, opened.recipe.run.trackers)
+    trackers.close("finished", values, [Path(file) for file in files], complete=())
 
 
 def _summary(run: Run) -> dict[str, Any]:
@@ -233,11 +320,3 @@ def _summary(run: Run) -> dict[str, Any]:
     finished = sum(each.finished for each in progress)
     epoch = max(each.epoch for each in progress)
     return {"epoch": epoch, "members/finished": finished, "seconds": sum(each.seconds for each in progress)}
-
-
-def _files(run: Run) -> list[str]:
-    """Return the names of the files of a run that are copied to a tracker."""
-    try:
-        return [name for name in run.store.names() if FILES.fullmatch(name)]
-    except PlateauxError:
-        return []
