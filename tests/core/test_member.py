@@ -94,7 +94,7 @@ def test_features_are_the_flattened_output_of_a_layer() -> None:
 def test_the_plain_update_returns_the_gradient() -> None:
     walk = plain_gradient({}, StepContext(1, 0.1, 0.1))
     ask = next(walk)
-    assert (ask.at, ask.weight, ask.rows, ask.local, ask.average) == (None, None, None, False, None)
+    assert (ask.at, ask.rows, ask.mean_over, ask.local, ask.average) == (None, None, None, False, None)
     gradient = {"w": torch.ones(1)}
     with pytest.raises(StopIteration) as end:
         walk.send(gradient)
