@@ -16,7 +16,7 @@ export OMP_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check check-gpu check-oldest check-newest format lint test pages docs bench audit organization release
+.PHONY: help setup check check-faults nightly check-gpu check-oldest check-newest format lint test pages docs bench audit organization release
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F '|' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -28,9 +28,16 @@ setup:  ## make .venv with a pinned torch and every tool (BASE=python3.11, TORCH
 	.venv/bin/python -m pip install hatchling
 	PIP_CONSTRAINT="$(CURDIR)/.venv/constraints.txt" .venv/bin/python -m pip install --no-build-isolation -e ".[$(EXTRAS)]"
 
-check: lint  ## format, lint, types, layers, every test with coverage
+check: lint  ## lint, and all tests of the library but those of check-faults and nightly
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup -m "not nightly" --ignore tests/attacks --ignore tests/integration
+
+check-faults:  ## runs that are killed, and hostile files and inputs
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup tests/attacks tests/integration/test_kill.py
+
+nightly: lint docs  ## everything: all laws, Ray, S3, the gallery, coverage, mutants
 	@echo "lines marked cuda-only, left out of coverage: $$(grep -rhF '# cuda-only' --include='*.py' src | wc -l | tr -d ' ')"
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-config=pyproject.toml --cov-report=term
+	$(PYTHON) tests/mutation/run.py
 
 format:  ## rewrite the sources in the one format
 	$(PYTHON) -m ruff format .
@@ -46,8 +53,8 @@ lint:  ## format, lint, types, layers, security and workflows, without the tests
 	$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(PYTHON) -m pre_commit validate-config
 
-test:  ## the unit tests that are not slow, without coverage (MORE=tests/deploy adds to them)
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup -m "not slow" $(addprefix tests/,$(UNIT)) $(MORE)
+test:  ## the unit tests that are fast and start no process (MORE=tests/deploy adds to them)
+	$(PYTHON) -m pytest -n 2 -m "not slow and not process and not nightly" $(addprefix tests/,$(UNIT)) $(MORE)
 
 pages:  ## write the generated pages and pictures of the documentation again
 	$(PYTHON) docs/make_recipe_page.py

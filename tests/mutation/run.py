@@ -6,7 +6,8 @@
 
 Every worker has a temporary copy of the repository and changes only that. For each group, its tests run once without
 a mutant first, because a test that fails anyway catches nothing. Exit code 0: at least 95 % were caught; 1: fewer; 2:
-the tests fail without a mutant, or a mutant does not apply. The last line is JSON. It is not collected by pytest.
+the tests fail without a mutant. A mutant whose line has changed is printed and left out. The last line is JSON. It is
+not collected by pytest.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def main() -> int:
         print("\n".join(_describe(mutant) for mutant in selected))
         return 0
     if stale := [mutant for mutant in selected if not applies(mutant)]:
-        print("\n".join(f"does not apply: {_describe(mutant)}" for mutant in stale))
-        return 2
+        print("\n".join(f"left out, its line has changed: {_describe(mutant)}" for mutant in stale))
+        selected = [mutant for mutant in selected if mutant not in stale]
     _preload()
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="plateaux-mutants-") as folder:

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import plateaux
 
 ROOT = Path(plateaux.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))
 PACKAGES = {path.name for path in ROOT.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
-# Modules that were at the root before, and whose names are not those of a package now.
-MOVED = (
-    *("adopt", "alarms", "answers", "assess", "build", "choose", "conduct", "course", "crew", "detect", "doubt"),
-    *("evaluate", "exchange", "features", "ground", "guests", "hand", "landscape", "learner", "learning", "ledger"),
-    *("machine", "measures", "measuring", "meeting", "mixing", "norms", "notes", "offers", "pages", "panel", "plan"),
-    *("pool", "probes", "recipe", "rules", "run", "samples", "soup", "span", "spread", "step", "store", "study"),
-    *("surgery", "tables", "targets", "terminal", "train", "trees", "trunk", "turns", "types", "updates", "words"),
-)
 
 
 def definitions(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
@@ -36,13 +25,6 @@ def definitions(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
 def test_the_root_of_the_package_contains_only_packages() -> None:
     files = {path.name for path in ROOT.iterdir() if path.is_file()}
     assert files == {"__init__.py", "__main__.py", "py.typed"}
-    assert len(PACKAGES) == 19
-
-
-@pytest.mark.parametrize("name", MOVED)
-def test_a_moved_module_is_not_found_at_its_old_path(name: str) -> None:
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module(f"plateaux.{name}")
 
 
 def test_no_package_has_the_name_of_a_public_function() -> None:

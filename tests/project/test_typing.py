@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly  # mypy reads the package again, for more than a minute
 BENCHMARKS = sorted(Path(__file__).parents[2].glob("benchmarks/*.py"))
 MISSING = {"attr-defined", "call-arg", "import-not-found", "name-defined"}  # errors that would stop a script
 RIGHT = """\
