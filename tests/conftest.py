@@ -54,9 +54,10 @@ WITHOUT_COVERAGE = (
 
 
 # The folders of unit tests, which `make test` runs. Their tests start no process, except those marked `process`.
-UNIT = frozenset(
-    ["config", "core", "data", "ensembles", "evaluation", "loss_landscape", "methods", "models", "optim", "storage", "training"],
-)
+UNIT = {
+    *("config", "core", "data", "ensembles", "evaluation", "loss_landscape", "methods", "models", "optim"),
+    *("storage", "training"),
+}
 _STARTED_BEFORE = pytest.StashKey[int]()
 _processes_started = 0
 
