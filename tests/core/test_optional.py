@@ -65,6 +65,7 @@ def test_an_unfit_torchvision_is_found_when_transformers_is_imported(
     del sys.modules["transformers"]
 
 
+@pytest.mark.process
 def test_processes_of_the_tests_declare_the_operators_only_when_torchvision_is_imported(tmp_path: Path) -> None:
     package = tmp_path / "torchvision"
     package.mkdir()

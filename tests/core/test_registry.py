@@ -186,6 +186,7 @@ def installed(folder: Path, name: str, group: str, value: str) -> None:
     (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
 
 
+@pytest.mark.process
 def test_entry_points_of_other_packages_are_found_and_broken_ones_left_out(tmp_path: Path) -> None:
     write(
         tmp_path,
@@ -217,6 +218,7 @@ def test_entry_points_of_other_packages_are_found_and_broken_ones_left_out(tmp_p
     assert "The method 'sam' is registered by plateaux.methods.sam already" in done.stderr
 
 
+@pytest.mark.process
 def test_threads_that_ask_at_once_all_find_everything() -> None:
     code = """
 from concurrent.futures import ThreadPoolExecutor

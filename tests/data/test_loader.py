@@ -195,6 +195,7 @@ def test_labels_are_soft_only_with_mixup_or_cutmix() -> None:
     assert torch.allclose(soft.y.sum(1), torch.ones(5))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("augment", [Augment(), MIXED])
 @pytest.mark.parametrize("dataset", [Noisy(), Plain()])
 def test_worker_processes_do_not_change_a_bit(dataset: Noisy, augment: Augment) -> None:
@@ -203,6 +204,7 @@ def test_worker_processes_do_not_change_a_bit(dataset: Noisy, augment: Augment) 
     assert are_equal(expected, build_loader(source, augment=augment, num_workers=2).epoch(1))
 
 
+@pytest.mark.process
 def test_spawned_worker_processes_do_not_change_a_bit() -> None:
     source = DatasetSource(Noisy())
     before = torch.multiprocessing.get_start_method()
@@ -219,6 +221,7 @@ def test_in_memory_sources_never_use_workers(monkeypatch: pytest.MonkeyPatch) ->
     assert len(list(build_loader(num_workers=4).epoch(0))) == 5
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 1])
 def test_loading_does_not_change_the_global_random_generators(workers: int) -> None:
     def states() -> tuple[Any, ...]:
@@ -244,6 +247,7 @@ def test_random_transforms_of_a_dataset_differ_between_epochs_and_members() -> N
         assert not any(torch.equal(one[i][0], x) for i, (x, _) in by_id(other).items())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("batch", [1, 23])
 def test_a_dead_worker_raises_a_data_error_that_suggests_num_workers_0(
     monkeypatch: pytest.MonkeyPatch, batch: int
@@ -258,6 +262,7 @@ def test_a_dead_worker_raises_a_data_error_that_suggests_num_workers_0(
         list(batches)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_exception_of_the_dataset_names_the_sample(workers: int) -> None:
     with pytest.raises(DataError, match=r"^Sample (\d+) of 'Broken' .*RuntimeError: sample \1 is broken"):
@@ -291,6 +296,7 @@ def test_in_memory_dict_inputs_are_batched_by_key() -> None:
     assert torch.equal(batch.x["input_ids"][:, 0], batch.index * 2)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 1])
 def test_ordered_batches_follow_the_ids_without_augmentation(workers: int) -> None:
     ids = torch.tensor([9, 4, 4, 20, 1])

@@ -29,6 +29,8 @@ DONE = ("done", None, [Message("finished")])
 STOPPED = ("failed", ("Interrupted", "with a checkpoint"), [])
 DIED = ActorDiedError()
 
+pytestmark = pytest.mark.nightly  # a Ray cluster takes seconds to start
+
 
 class Ref:
     """An object ref whose result is available at once, never (None), or once `is_ready` returns true."""

@@ -78,6 +78,7 @@ def test_the_grid_is_fixed_and_decreases_from_one_to_zero() -> None:
     assert (GRID[0], GRID[-1]) == (1.0, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["harm", "differs"])
 def test_the_guarantee_holds_over_many_draws_of_held_out_samples(kind: str) -> None:
     population, labels = draw(20_000, seed=7)

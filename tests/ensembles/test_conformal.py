@@ -84,6 +84,7 @@ def test_coverage_on_random_samples_is_the_nominal_one(kind: Kind, alpha: float)
     assert mean == pytest.approx(1 - alpha, abs=0.005)
 
 
+@pytest.mark.slow
 @needs_cifar
 @pytest.mark.parametrize("alpha", [0.1, 0.05])
 @pytest.mark.parametrize("kind", KINDS)

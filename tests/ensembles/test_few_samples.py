@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from plateaux.ensembles.selective import fit, min_samples
 
 
+@pytest.mark.slow
 def test_with_72_samples_the_default_bound_keeps_its_promise_and_no_bound_does_not() -> None:
     """Errors have probability u at error probability u, so a threshold t accepts samples with a risk of t / 2."""
     exceeded = {"none": 0, "clopper-pearson": 0}

@@ -49,6 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_what_was_fitted_is_stored_with_the_ids_it_was_fitted_on(run: Path) -> None:
     made = calibrate(run)
     again = Calibration.read(Run.open(run))

@@ -65,6 +65,7 @@ def select(outputs: MemberOutputs, ids: torch.Tensor) -> MemberOutputs:
     return outputs.take(torch.isin(outputs.ids, ids))
 
 
+@pytest.mark.slow
 def test_the_cascade_and_the_rest_are_fitted_on_two_halves(run: Path) -> None:
     made = calibrate(run, fit=FIT)
     assert made.cascade is not None

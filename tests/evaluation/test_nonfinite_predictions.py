@@ -145,6 +145,7 @@ class OneNaN:
         return (x * torch.nan if i == self.bad else x), i % 3
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_nan_input_in_training_is_blamed_on_the_input_and_once(tmp_path: Path, processes: int) -> None:
     from plateaux.data.samples import sample_ids

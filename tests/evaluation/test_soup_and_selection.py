@@ -68,6 +68,7 @@ def test_a_soup_of_strangers_is_refused_with_the_rise_of_the_loss(
     assert not (tmp_path / "soup").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["uniform", "greedy"])
 def test_a_soup_of_one_basin_is_a_run_of_one_member(near: Path, how: str, tmp_path: Path) -> None:
     made = soup(near, tmp_path / "soup", strategy=how)  # type: ignore[arg-type]

@@ -66,6 +66,7 @@ def all_figures() -> list[LandscapeFigure]:
     ]
 
 
+@pytest.mark.slow
 def test_a_figure_has_png_svg_and_json_files_without_external_references() -> None:
     for figure in all_figures():
         files = figure.files()
@@ -205,6 +206,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(render, name, points)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_plots_are_written_to_the_run_folder(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "plateaux")

@@ -173,6 +173,7 @@ def test_images_of_other_data_sets_and_generated_corruptions_are_resized(run: Pa
     assert found.rows
 
 
+@pytest.mark.slow
 def test_a_predictor_and_a_bundle_take_images_of_the_data_set(run: Path, root: Path, tmp_path: Path) -> None:
     x = torch.from_numpy(RNG.integers(0, 256, (3, 3, 32, 32), dtype=np.uint8))
     expected = expected_logits(run, root, x).softmax(-1).mean(0).numpy()

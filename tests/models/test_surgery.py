@@ -180,6 +180,7 @@ def test_an_unknown_submodule_is_rejected_with_a_suggestion(wrong: str, right: s
         surgery.share([net(), net()], [wrong])
 
 
+@pytest.mark.slow
 def test_200_heads_store_their_backbone_once() -> None:
     backbone = ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]
     first = net("resnet18", width=8)

@@ -79,17 +79,20 @@ NETWORKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_norms_of_a_network_are_those_of_the_loop(name: str) -> None:
     check(NETWORKS[name](), torch.randn(3, 3, 32, 32))
 
 
+@pytest.mark.slow
 def test_norms_of_the_wide_resnet18_are_those_of_the_loop() -> None:
     module, x = built("resnet18", width=64), torch.randn(2, 3, 32, 32)
     found = squared_norms(MemberModule(module), batch_of(x, 5))
     assert off(found, gradient_norms(module.double(), batch_of(x.double(), 5))) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("timm") is None, reason="needs timm")
 def test_norms_of_a_guest_transformer_are_those_of_the_loop() -> None:
     check(built("timm:vit_tiny_patch16_224"), torch.randn(3, 3, 32, 32))

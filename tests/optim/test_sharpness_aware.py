@@ -402,6 +402,7 @@ def test_pitfall_learning_rate_schedules_work_on_the_wrapper() -> None:
     assert optimizer.param_groups[0]["lr"] == optimizer.optimizer.param_groups[0]["lr"] == 0.025
 
 
+@pytest.mark.slow
 def test_pitfall_torch_compile_with_the_compiled_or_the_original_model() -> None:
     own = corner(dtype=F32)
     results = []

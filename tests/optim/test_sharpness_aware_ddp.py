@@ -142,6 +142,7 @@ def has_local_perturbations(kind: str, optimizer: SharpnessAware, ddp: Distribut
 
 
 # With a mask, a process may have no sample of a part, for which BatchNorm has no statistics.
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("kind", "net"), [(k, n) for k in KINDS for n in ("mlp", "conv_bn") if (k, n) != NO_STATISTICS]
 )

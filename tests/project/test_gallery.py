@@ -35,7 +35,7 @@ def test_every_notebook_is_tested() -> None:
     assert sorted(path.stem for path in GALLERY.glob("*.ipynb")) == sorted(NAMES)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_code_of_a_notebook_runs(name: str, tmp_path: Path) -> None:

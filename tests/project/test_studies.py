@@ -109,7 +109,7 @@ def test_settings_are_chosen_by_their_mean_on_held_out_images(tmp_path: Path, sc
     assert "| paper | 0.1 | **40.00** |" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @WITH_CIFAR
 def test_the_sharpbalance_study_runs_resumes_and_prints_its_table(tmp_path: Path, script: Script) -> None:
     done = script("studies/sharpbalance_cifar10.py", str(tmp_path / "study"), "--quick")
@@ -125,7 +125,7 @@ def test_the_sharpbalance_study_runs_resumes_and_prints_its_table(tmp_path: Path
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @WITH_CIFAR
 def test_our_apgd_is_at_least_as_good_as_the_released_one_on_images(script: Script) -> None:
     done = script("studies/apgd_against_released.py", "--quick", "--norm", "l2", "--m", "8", "--steps", "10")
@@ -134,7 +134,7 @@ def test_our_apgd_is_at_least_as_good_as_the_released_one_on_images(script: Scri
     assert done.stdout.splitlines()[-1] == "ours finds at least as much"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @WITH_CIFAR
 def test_the_landscape_study_runs_resumes_and_prints_its_table(tmp_path: Path, script: Script) -> None:
     done = script("studies/landscape_cifar10.py", str(tmp_path / "study"), "--quick")
@@ -149,7 +149,7 @@ def test_the_landscape_study_runs_resumes_and_prints_its_table(tmp_path: Path, s
     assert not (tmp_path / "elsewhere").exists(), "what is known is neither trained nor measured again"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @WITH_CIFAR
 def test_the_ranking_study_writes_valid_evidence(tmp_path: Path, script: Script) -> None:
     done = script("studies/sample_ranks.py", str(tmp_path), "--quick")
@@ -160,7 +160,7 @@ def test_the_ranking_study_writes_valid_evidence(tmp_path: Path, script: Script)
     assert found.cases["as stated"].primary[0].value == pytest.approx(sum(ranks) / 3, abs=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @WITH_CIFAR
 def test_the_joint_training_study_runs_resumes_and_prints_its_tables(tmp_path: Path, script: Script) -> None:
     if find_spec("timm") is None:

@@ -27,6 +27,7 @@ from plateaux.storage.run import Run
 from plateaux.storage.store import Store
 
 pytest.importorskip("fsspec", reason="fsspec is not installed")
+pytestmark = [pytest.mark.nightly, pytest.mark.process]  # an S3 server that fails one request of twenty
 
 
 @pytest.fixture(scope="module")
@@ -387,6 +388,7 @@ def test_create_without_conditional_writes_checks_for_an_existing_object(tmp_pat
 # --- Whole runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["sam", "sharpbalance", "apart"])
 def test_a_run_in_a_flaky_bucket_ends_at_the_same_weights(method: str, tmp_path: Path) -> None:
     row = recipe(method, run={"checkpoint_every_epochs": 1})

@@ -81,6 +81,7 @@ def test_a_full_disk_is_reported_and_the_old_object_kept(
     assert files(store) == {"x.json"}
 
 
+@pytest.mark.process
 def test_a_real_full_disk_is_reported(tmp_path: Path) -> None:
     place = tmp_path / "tiny"
     place.mkdir()
@@ -412,6 +413,7 @@ def test_a_lock_has_one_holder_at_a_time(store: LocalStore) -> None:
         pass
 
 
+@pytest.mark.process
 def test_a_lock_is_released_with_its_process_even_if_forked_children_live(store: LocalStore, tmp_path: Path) -> None:
     program = (
         "import os, sys, time\n"

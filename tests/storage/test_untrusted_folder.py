@@ -138,6 +138,7 @@ def _begin(root: str, seed: int, start: Any, results: Any) -> None:
         results.put(None)
 
 
+@pytest.mark.process
 def test_of_two_processes_with_different_recipes_one_is_refused(run: Path, tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     for attempt in range(10):

@@ -68,7 +68,7 @@ def test_a_study_states_its_paper_and_shows_what_it_produces(name: str) -> None:
     StudyRunner(study, "unused").check(data=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SMOKED)
 def test_smoke(name: str, tmp_path: Path) -> None:
     """Every level of every factor is trained and evaluated, and no declared cell or figure is empty."""
@@ -209,6 +209,7 @@ def test_bytes_of_a_dry_run_are_those_of_the_weights(tmp_path: Path) -> None:
     assert 0.8 * sum(weights) < cost.bytes <= sum(weights)
 
 
+@pytest.mark.nightly
 def test_a_smoke_test_says_that_it_is_one(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         app, ["study", "lu2024_table5_albert", "--smoke", "--out", str(tmp_path / "s"), "--json"]

@@ -60,6 +60,7 @@ class Failing(plateaux.Callback):
             raise LookupError("the metric is not there")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("processes", [1, 2])
 def test_callbacks_run_in_this_process_after_epochs_and_checkpoints(tmp_path: Path, processes: int) -> None:
     collecting = Collecting()
@@ -86,6 +87,7 @@ def test_a_callback_gets_the_summary_of_a_data_partition(tmp_path: Path) -> None
     assert {call[2] for call in collecting.calls[:position] if call[0] == "epoch"} == set(range(1, epoch + 1))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_exception_of_a_callback_stops_training_and_is_named(tmp_path: Path, processes: int) -> None:
     recipe = Recipe.parse(TEXT, [f"executor.processes={processes}", "run.checkpoint_every_epochs=1"])

@@ -89,6 +89,7 @@ def test_the_recipe_has_the_documented_defaults(tmp_path: Path) -> None:
     assert (run.recipe.optimizer.lr, run.recipe.optimizer.weight_decay) == (0.1, 0.0)
 
 
+@pytest.mark.process
 def test_the_command_line_continues_a_run_of_arrays(tmp_path: Path) -> None:
     """Another process, in another folder, after the run folder has moved."""
     fit(tmp_path / "first")

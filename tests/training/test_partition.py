@@ -113,6 +113,7 @@ def test_rule_all_is_sam_and_rule_none_is_sgd_bit_for_bit(tmp_path: Path) -> Non
     assert distance(trained(balanced(), tmp_path / "paper"), other) > 1e-4
 
 
+@pytest.mark.process
 def test_one_process_a_pool_and_a_mesh_end_at_the_same_weights(partitioned: Run, tmp_path: Path) -> None:
     pool = train(balanced(executor={"processes": 2}), tmp_path / "pool", **GIVEN.keywords())
     assert distance(weights(pool), weights(partitioned)) == 0

@@ -96,6 +96,7 @@ def command_line(what: Recipe, folder: Path) -> list[str]:
 # --- What a tracker gets
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_tracker_gets_the_numbers_of_every_epoch_once(tmp_path: Path, recorded: Path, processes: int) -> None:
     run = train(recipe("Recorder", changes=[f"executor.processes={processes}"]), tmp_path / "run")
@@ -104,6 +105,7 @@ def test_a_tracker_gets_the_numbers_of_every_epoch_once(tmp_path: Path, recorded
     assert verify(run).damaged == {}
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_on_a_mesh_every_member_is_logged_once(tmp_path: Path, recorded: Path, replicas: int) -> None:
@@ -280,6 +282,7 @@ plateaux.train(plateaux.Recipe.load(sys.argv[1]), sys.argv[2], trust=["toy_track
 """
 
 
+@pytest.mark.process
 def test_a_killed_run_continues_the_same_runs_of_the_tracker(tmp_path: Path, recorded: Path) -> None:
     what = recipe("Recorder", changes=["run.checkpoint_every_epochs=2"])
     _, file, _, out, *_ = command_line(what, tmp_path)

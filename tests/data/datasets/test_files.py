@@ -112,6 +112,7 @@ def test_the_shorter_side_is_resized_and_the_center_square_cropped(tmp_path: Pat
     assert small.shape == (2, 3, 4, 4)
 
 
+@pytest.mark.process
 def test_workers_do_not_change_the_batches_of_an_image_folder(tmp_path: Path) -> None:
     write_class_folders(tmp_path)
     data = image_folder(root=str(tmp_path), size=8)

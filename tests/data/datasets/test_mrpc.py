@@ -202,6 +202,7 @@ def test_other_tokenizers_are_refused(tmp_path: Path) -> None:
         mrpc(root=str(tmp_path), vocabulary="albert-base-v2/tokenizer.json")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason="PLATEAUX_DATA has no MRPC")
 def test_408_ids_of_the_real_corpus_leave_the_published_number_of_training_pairs(tmp_path: Path) -> None:
     """The ids of GLUE are not here; its split has 3,668 and 408 pairs only if every pair of ids occurs once."""

@@ -50,6 +50,7 @@ def test_rules_agree_with_a_hand_computed_example(name: str, sizes: tuple[int, .
     assert sam_sets(InMemoryScores(BY_HAND, sizes), name, 0.2) == EXPECTED[name]
 
 
+@pytest.mark.slow
 @given(score_arrays(), top_ks, chunk_sizes)
 def test_every_rule_agrees_with_its_reference(array: NDArray[np.float32], top_k: float, sizes: list[int]) -> None:
     scores, members = InMemoryScores(array, tuple(sizes)), range(len(array))
@@ -64,6 +65,7 @@ def test_every_rule_agrees_with_its_reference(array: NDArray[np.float32], top_k:
     assert sam_sets(scores, "none", top_k) == [set()] * len(array)
 
 
+@pytest.mark.slow
 @given(score_arrays(), top_ks, st.sampled_from(sorted(RULES)))
 def test_sam_sets_contain_only_training_samples(array: NDArray[np.float32], top_k: float, name: str) -> None:
     for sam_set in sam_sets(InMemoryScores(array), name, top_k):

@@ -21,6 +21,7 @@ def select_top_k(scores: NDArray[np.float32], top_k: float, highest: bool, *size
     return [set(np.flatnonzero(row).tolist()) for row in masks]
 
 
+@pytest.mark.slow
 @given(score_arrays(), top_ks, st.booleans(), chunk_sizes)
 def test_streaming_top_k_equals_a_full_sort(
     scores: NDArray[np.float32], top_k: float, highest: bool, sizes: list[int]

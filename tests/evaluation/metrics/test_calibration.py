@@ -66,6 +66,7 @@ def test_every_row_equals_the_reference(members: int, samples: int, classes: int
             assert rows[row].value == pytest.approx(reference(p, y.numpy(), bins), rel=1e-6, abs=1e-7), (name, row)
 
 
+@pytest.mark.slow
 def test_ece_equals_torchmetrics_except_for_a_confidence_of_one() -> None:
     functional = optional_import("torchmetrics.functional.classification", extra="dev")
     logits, y = random_logits(1, 300, 5)

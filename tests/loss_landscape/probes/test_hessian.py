@@ -121,6 +121,7 @@ def test_traces_of_layers_are_those_of_their_blocks_and_sum_to_the_total() -> No
     assert result[""] == run_probe("trace", mlp(), mc_samples=40)[""]
 
 
+@pytest.mark.slow
 def test_the_monte_carlo_standard_error_matches_repetition() -> None:
     """The interval contains the true trace for at least 45 of 50 seeds on the same data."""
     net, batches = nn.Sequential(nn.Linear(3, 3), nn.Tanh()).double().eval(), sampled((12,), 3)

@@ -76,6 +76,7 @@ def test_sam_sharpness_of_an_unfitted_network_is_its_curvature_not_first_order_n
     assert paper.mc_stderr > 5 * truth  # nothing can be seen in it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_changes_of_the_loss_are_signed(form: str) -> None:
     w, slopes = quadratics.vector(0), quadratics.vector(1)[None]

@@ -324,6 +324,7 @@ def trained() -> LossSurface:
     return LossSurface(MemberModule(module.eval()), [Batch(x, y, torch.arange(48))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "adaptive", "radius"),
     [("l2", True, 0.5), ("l2", False, 0.1), ("linf", True, 0.01), ("linf", False, 0.002)],

@@ -66,6 +66,7 @@ def test_published_weights_load_strictly(depth: int) -> None:
     load_weights(build(f"resnet{depth}"), WEIGHTS, prefix=f"resnet{depth}")
 
 
+@pytest.mark.slow
 @needs_weights
 def test_the_published_resnet20_has_its_published_error_rate() -> None:
     # All 10,000 test images give 91.73 %; the first 2,000 of them 1,833 hits.
