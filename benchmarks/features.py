@@ -20,6 +20,7 @@ from _common import Results, at_most, budget, interleaved, parse_flags, ratio, s
 import plateaux
 from plateaux.config.builders.data import build_data, build_loader
 from plateaux.config.builders.model import build_backbone
+from plateaux.config.experiment import Experiment
 from plateaux.core.runtime import configure_runtime
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.models.backbone import Backbone
@@ -77,7 +78,7 @@ def measure_reading(results: Results, recipe: plateaux.Recipe, rounds: int) -> N
     assert isinstance(data.train, FeatureSource)
     ids = torch.arange(len(data.train))
     loader = build_loader(recipe, data, 0, shared=False, device=CPU, ids=ids)
-    (state,) = build_train_states(recipe, data, [0], SINGLE_PROCESS, device=CPU, steps=loader.steps())
+    (state,) = build_train_states(Experiment(recipe), data, [0], SINGLE_PROCESS, device=CPU, steps=loader.steps())
     batches = list(loader.epoch(0))
 
     def read(number: int) -> None:

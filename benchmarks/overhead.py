@@ -32,6 +32,7 @@ import plateaux
 from plateaux.config.builders.data import build_loader, train_val_split
 from plateaux.config.builders.training import build_executor, build_method
 from plateaux.config.components import NO_COMPONENTS
+from plateaux.config.experiment import Experiment
 from plateaux.core.runtime import autocast, configure_runtime
 from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.distributed.stop_signal import StopFlag
@@ -92,7 +93,7 @@ def recipe_for(net: str, method: str) -> plateaux.Recipe:
 def engine(recipe: plateaux.Recipe, data: DataSplits, stack: ExitStack) -> tuple[nn.Module, Callable[[str], Epoch]]:
     """Return a network, and a function from a method to one epoch of the trainer with it."""
     root = stack.enter_context(tempfile.TemporaryDirectory())
-    run = Run.begin(root, recipe, RunInfo(DataInfo.from_splits(data)))
+    run = Run.begin(root, Experiment(recipe), RunInfo(DataInfo.from_splits(data)))
     job = Job((0,), (0, 0), recipe.train.epochs)
     trainer = Trainer(run, data, job, [0], build_executor(recipe), DEVICE, NO_COMPONENTS, lambda _: None)
     options, state = trainer.step_options(stack), trainer.members[0].state

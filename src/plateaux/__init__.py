@@ -49,7 +49,7 @@ if _typing.TYPE_CHECKING:
     from plateaux.optim.sample_sharpness import SampleSharpness
     from plateaux.optim.sharpness_aware import SharpnessAware
     from plateaux.storage.import_weights import import_weights
-    from plateaux.storage.run import Run
+    from plateaux.storage.run import Run, open_run
     from plateaux.training.callbacks import Callback
     from plateaux.training.fit_arrays import fit
     from plateaux.training.from_arrays import from_arrays
@@ -115,6 +115,7 @@ __all__ = [
     "method",
     "metric",
     "model",
+    "open_run",
     "pending_jobs",
     "plan",
     "predict",
@@ -165,7 +166,7 @@ _MODULES = {
     "optim.sample_sharpness": ("SampleSharpness",),
     "optim.sharpness_aware": ("SharpnessAware",),
     "storage.import_weights": ("import_weights",),
-    "storage.run": ("Run",),
+    "storage.run": ("Run", "open_run"),
     "training.callbacks": ("Callback",),
     "training.fit_arrays": ("fit",),
     "training.from_arrays": ("from_arrays",),

@@ -149,7 +149,7 @@ def test_one_sample_that_differs_in_the_test_set_ends_with_an_error_that_names_i
     run = train(tmp_path, splits(Rows()))
     test = Rows(at=HIDDEN, change=CHANGES[name])
     with pytest.raises(PlateauxError) as error:
-        plateaux.evaluate(run, data=splits(Rows(), test), model=network)
+        plateaux.evaluate(plateaux.open_run(run, data=splits(Rows(), test), model=network))
     assert str(HIDDEN) in str(error.value)
     assert "Traceback" not in str(error.value)
 
@@ -191,7 +191,7 @@ def test_random_items_are_trained_evaluated_and_resumed(tmp_path: Path, workers:
     data = splits(Random(), Random(40))
     run = train(tmp_path, data, workers)
     assert train(tmp_path, splits(Random(), Random(40)), workers).progress(0).finished
-    assert 0 <= plateaux.evaluate(run, data=data, model=network)["accuracy"].ensemble.value <= 1
+    assert 0 <= plateaux.evaluate(plateaux.open_run(run, data=data, model=network))["accuracy"].ensemble.value <= 1
 
 
 @pytest.mark.parametrize("length", ["many", -1, 2.5, None])

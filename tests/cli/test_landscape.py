@@ -167,7 +167,7 @@ def test_of_many_members_the_mean_is_shown_and_how_they_were_asked_is_in_the_tit
 
 
 def test_landscapes_and_measures_have_tables_of_their_own(run: str) -> None:
-    found = [*plateaux.evaluate(run, metrics=["accuracy"], **GIVEN.keywords()), measured("worst", 0)]
+    found = [*plateaux.evaluate(plateaux.Run.open(run, GIVEN), metrics=["accuracy"]), measured("worst", 0)]
     assert [grid.header[1] for grid in tables.result_tables(found)] == ["samples", "accuracy %"]
 
 

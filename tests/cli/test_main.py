@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import plateaux
 from plateaux.cli import progress
 from plateaux.cli.main import KINDS, app
+from plateaux.config.experiment import Experiment
 from plateaux.core import formatting
 from plateaux.core.progress import MemberUpdate, Message
 from plateaux.core.types import Estimate
@@ -79,7 +80,7 @@ def test_plan_and_status_tell_what_is_missing(trained: Path) -> None:
 
 def test_plan_shows_the_jobs_of_a_run_with_more_members(trained: Path) -> None:
     run = plateaux.Run.open(trained)
-    plateaux.Run.begin(trained, run.recipe.replaced(members=3), run.info)
+    plateaux.Run.begin(trained, Experiment(run.recipe.replaced(members=3)), run.info)
     assert json.loads(call("plan", str(trained))[1]) == [{"kind": "train", "members": [2], "start": [0, 0], "stop": 2}]
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from cases import GIVEN, distance, recipe, trained
 
+import plateaux
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.config.schema import ConfigSection
 from plateaux.config.search_space import Range, sample
@@ -65,9 +67,9 @@ def test_an_unknown_hyperparameter_is_reported() -> None:
     with pytest.raises(RecipeError, match=r"\[search\] has no key 'optimiser'; did you mean 'optimizer'"):
         recipe("sam", search={"optimiser": {"lr": [1.0]}})
     with pytest.raises(RecipeError, match="lrr"):
-        check(recipe("sam", search={"optimizer": {"lrr": [1.0]}}), GIVEN)
+        check(Experiment(recipe("sam", search={"optimizer": {"lrr": [1.0]}}), GIVEN))
     with pytest.raises(RecipeError, match="rhoo"):
-        check(recipe("sam", search={"method": {"rhoo": [1.0]}}), GIVEN)
+        check(Experiment(recipe("sam", search={"method": {"rhoo": [1.0]}}), GIVEN))
 
 
 def test_every_member_samples_its_own_values_independent_of_the_ensemble_size() -> None:
@@ -122,7 +124,7 @@ def test_the_train_state_has_the_sampled_learning_rate() -> None:
 
     row = recipe("sam", search=SEARCH)
     states = build_train_states(
-        row, build_data(row, GIVEN), range(3), SINGLE_PROCESS, device=CPU, steps=3, components=GIVEN
+        Experiment(row, GIVEN), build_data(row, GIVEN), range(3), SINGLE_PROCESS, device=CPU, steps=3
     )
     for number, state in enumerate(states):
         rate = row.for_member(number).optimizer.lr
@@ -139,6 +141,6 @@ def test_members_of_a_search_can_be_selected(tmp_path: Path) -> None:
     rates = {"optimizer": {"lr": {"low": 1e-4, "high": 0.3, "log": True}}}
     row = recipe("sam", members=4, samples=60, batch=20, data={"validation_split": 20}, search=rates)
     train(row.replaced(train={"epochs": 4}), tmp_path / "run", **GIVEN.keywords())
-    chosen = select_members([tmp_path / "run"], size=2, unique=True, **GIVEN.keywords())
+    chosen = select_members([plateaux.Run.open(each, GIVEN) for each in [tmp_path / "run"]], size=2, unique=True)
     slowest = min(range(4), key=lambda number: row.for_member(number).optimizer.lr)
     assert slowest not in chosen.selection.chosen

@@ -230,8 +230,8 @@ def test_a_bundle_answers_without_the_code_of_the_model_and_without_torch(
         {"members": 2, "train": {"epochs": 1}, "data": {"name": "own", "batch_size": 32}, "model": {"name": "net"}}
     )
     run = plateaux.train(recipe, tmp_path / "run", data=data, model=own_net.Net)
-    expected = plateaux.load_predictor(run, model=own_net.Net)(x[:9]).probabilities
-    bundle = plateaux.export(run, tmp_path / "bundle", data=data, model=own_net.Net)
+    expected = plateaux.load_predictor(plateaux.open_run(run, model=own_net.Net))(x[:9]).probabilities
+    bundle = plateaux.export(plateaux.open_run(run, data=data, model=own_net.Net), tmp_path / "bundle")
     assert bundle.manifest.golden == "samples of the test split of tensors"
     source.unlink()
     monkeypatch.delitem(sys.modules, "own_net")
@@ -281,7 +281,7 @@ def test_named_inputs_are_inputs_of_the_graph(tmp_path: Path) -> None:
     )  # fmt: skip
     run = plateaux.train(recipe, tmp_path / "run", data=data)
     events: list[ProgressEvent] = []
-    bundle = plateaux.export(run, tmp_path / "bundle", data=data, progress=events.append)
+    bundle = plateaux.export(plateaux.open_run(run, data=data), tmp_path / "bundle", progress=events.append)
     assert events == [WorkDone(percent, 100) for percent in (EXPORTED, CONVERTED, 100)]
     assert set(bundle.manifest.files) >= {"shared.safetensors", "members/0.safetensors", "members/1.safetensors"}
     expected = plateaux.load_predictor(run)(x)

@@ -195,10 +195,10 @@ def test_a_model_passed_in_python_is_passed_again(tmp_path: Path) -> None:
     run = plateaux.train(recipe, tmp_path / "run", data=data, model=Net)
     with pytest.raises(RunError, match="Pass it again"):
         load_predictor(run)
-    predictor = load_predictor(run, model=Net)
+    predictor = load_predictor(plateaux.open_run(run, model=Net))
     assert isinstance(predictor, Predictor)
     found = predictor(x[:5].numpy())
-    assert np.allclose(found.probabilities, load(run, model=Net).predict(x[:5]).numpy(), atol=1e-6)
+    assert np.allclose(found.probabilities, load(plateaux.open_run(run, model=Net)).predict(x[:5]).numpy(), atol=1e-6)
     assert found.class_names == ("0", "1", "2")
     with pytest.raises(DataError, match="another scale"):
         predictor(x[:5] * 1000)

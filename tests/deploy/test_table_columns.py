@@ -199,8 +199,8 @@ def test_ood_samples_are_read_by_name(run: Path) -> None:
 def test_evaluation_data_in_another_order_are_refused(run: Path) -> None:
     data = plateaux.from_arrays(FRAME[["income", "age", "is_new"]], LABELS)
     with pytest.raises(DataError, match="Column 0 of 'arrays' is 'income', but the run was trained with 'age' there"):
-        plateaux.evaluate(run, data=data)
-    assert plateaux.evaluate(run, data=plateaux.from_arrays(FRAME, LABELS))
+        plateaux.evaluate(plateaux.open_run(run, data=data))
+    assert plateaux.evaluate(plateaux.open_run(run, data=plateaux.from_arrays(FRAME, LABELS)))
 
 
 def test_columns_of_a_contract_for_other_inputs_are_not_used() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from reference import cascade as reference
 
+import plateaux
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError, StorageError
 from plateaux.core.registry import dataset
@@ -275,11 +276,13 @@ def test_corrupted_samples_have_no_guarantee_and_exclude_those_of_the_fit(tmp_pa
     recipe = {**RECIPE, "members": 3, "data": {"name": "tensors", "batch_size": 64}, "train": {"epochs": 1}}
     train(Recipe.from_dict(recipe), tmp_path, data=data)
     fit = CalibrationOptions(cascade=CascadeOptions(max_harm=0.3))
-    calibrate(tmp_path, split="test", fraction=0.5, fit=fit, data=data)
+    calibrate(plateaux.open_run(tmp_path, data=data), split="test", fraction=0.5, fit=fit)
     splits = ["test", "corrupted:gaussian_noise:5", "corrupted:fog:1"]
     with pytest.raises(RunError, match="fitted on 60 of the 120"):
-        evaluate_cascade(tmp_path, split=splits[1:], data=data)
-    own, noise, fog = evaluate_cascade(tmp_path, split=splits, exclude_calibration_ids=True, data=data)
+        evaluate_cascade(plateaux.open_run(tmp_path, data=data), split=splits[1:])
+    own, noise, fog = evaluate_cascade(
+        plateaux.open_run(tmp_path, data=data), split=splits, exclude_calibration_ids=True
+    )
     assert [result.split for result in (own, noise, fog)] == ["test", "gaussian_noise 5", "fog 1"]
     assert {result.data["samples"] for result in (own, noise, fog)} == {60}
     assert [result.data["guaranteed"] for result in (own, noise, fog)] == [True, False, False]

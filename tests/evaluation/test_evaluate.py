@@ -12,6 +12,7 @@ from sklearn.metrics import accuracy_score, log_loss
 
 from plateaux.config.builders.data import build_data, train_val_split
 from plateaux.config.components import Components
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, UnknownNameError, UntrustedCodeError
 from plateaux.core.progress import ProgressEvent, WorkDone
@@ -142,7 +143,7 @@ def test_progress_is_told(run: Path) -> None:
 
 def test_a_run_without_weights_says_so(tmp_path: Path) -> None:
     train(recipe("members=1"), tmp_path)
-    Run.begin(tmp_path, recipe("members=2"), Run.open(tmp_path).info)
+    Run.begin(tmp_path, Experiment(recipe("members=2")), Run.open(tmp_path).info)
     with pytest.raises(RunError, match=r"Member 1 of .* has no weights yet \(0 of 3 epochs done\)"):
         evaluate(tmp_path)
     with pytest.raises(RunError, match="has no weights yet"):

@@ -16,7 +16,6 @@ from PIL import Image
 
 import plateaux
 from plateaux.config.builders.data import build_data
-from plateaux.config.components import NO_COMPONENTS
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, RunError
 from plateaux.core.outputs import features, logits
@@ -24,7 +23,7 @@ from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.core.types import Batch
 from plateaux.evaluation.class_mask import mask_classes
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.loading import data_splits_info, load_members
+from plateaux.evaluation.loading import load_members
 from plateaux.evaluation.metric_loop import BatchOutputs
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.splits import eval_splits
@@ -96,7 +95,7 @@ def reference_pixels(file: Path) -> np.ndarray[Any, Any]:
 
 def reference(run: Path, files: Sequence[tuple[Path, str]], names: Sequence[str]) -> dict[str, tuple[float, float]]:
     """Return accuracy and NLL of each member and of the mean probability over the classes `names`, image by image."""
-    modules = load_members(Run.open(run), data_splits_info(Run.open(run)), [0, 1], NO_COMPONENTS)
+    modules = load_members(Run.open(run), [0, 1])
     columns = [CLASSES.index(name) for name in names]
     probabilities = []
     for file, _ in files:
@@ -264,9 +263,10 @@ def test_a_network_that_prefers_a_masked_class_is_right_among_the_others(tmp_pat
     data = plateaux.from_tensors((x, torch.tensor([0, 1, 2, 0])), (x, torch.tensor([0, 1, 2, 0])), classes=3)
     recipe = Recipe.from_dict({**ANY, "model": {"name": "mlp"}, "optimizer": {"lr": 1e-9}})
     plateaux.train(recipe, tmp_path / "run", data=data, model=Known)  # a rate that changes no weight in float32
-    shared: dict[str, Any] = {"metrics": ["accuracy", "nll"], "data": data, "model": Known}
-    masked = plateaux.evaluate(tmp_path / "run", split=f"{tmp_path}/set", **shared)
-    unmasked = plateaux.evaluate(tmp_path / "run", split=f"{tmp_path}/set:all_classes", **shared)
+    shared: dict[str, Any] = {"metrics": ["accuracy", "nll"]}
+    run = plateaux.open_run(tmp_path / "run", data=data, model=Known)
+    masked = plateaux.evaluate(run, split=f"{tmp_path}/set", **shared)
+    unmasked = plateaux.evaluate(run, split=f"{tmp_path}/set:all_classes", **shared)
     assert (masked["accuracy"].value, unmasked["accuracy"].value) == (1.0, 0.0)
     a, b = 40 / 255, 200 / 255  # logits: 1 - a against a, and 1 - b against b
     wanted = [np.log1p(np.exp(2 * a - 1)), np.log1p(np.exp(1 - 2 * b))]
@@ -288,11 +288,11 @@ def test_a_run_without_class_names_has_classes_by_number(tmp_path: Path) -> None
         (tmp_path / "set" / str(label)).mkdir(parents=True)
     for number in range(20):
         Image.fromarray(x[number, 0]).save(tmp_path / "set" / str(y[number]) / f"{number:02d}.png")
-    found = plateaux.evaluate(tmp_path / "run", split=[f"{tmp_path}/set", "test"], data=data)
+    found = plateaux.evaluate(plateaux.open_run(tmp_path / "run", data=data), split=[f"{tmp_path}/set", "test"])
     assert found.on(f"{tmp_path}/set")["nll"].value == pytest.approx(found.on("test")["nll"].value, rel=1e-6)
     (tmp_path / "set" / "cat").mkdir()
     with pytest.raises(DataError, match=r"'cat'\. The run has 4 classes: '0', '1', '2', '3'"):
-        plateaux.evaluate(tmp_path / "run", split=f"{tmp_path}/set", data=data)
+        plateaux.evaluate(plateaux.open_run(tmp_path / "run", data=data), split=f"{tmp_path}/set")
 
 
 def test_another_data_set_with_the_same_classes_is_resized(tmp_path: Path) -> None:

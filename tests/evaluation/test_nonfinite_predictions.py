@@ -114,7 +114,7 @@ def test_cached_logits_with_nan_are_refused(run: Run) -> None:
 )
 def test_data_of_another_run_are_refused(run: Run, change: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        plateaux.evaluate(run, data=replace(build_data(RECIPE), **change))
+        plateaux.evaluate(plateaux.open_run(run, data=replace(build_data(RECIPE), **change)))
 
 
 def outputs(values: Tensor) -> list[BatchOutputs]:

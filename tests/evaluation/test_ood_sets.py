@@ -11,6 +11,7 @@ import torch
 from digit_runs import SMALL_MLP, digits_recipe, train_digits
 from torch.utils.data import Dataset, IterableDataset
 
+import plateaux
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.registry import dataset
@@ -97,7 +98,7 @@ def test_a_table_may_be_a_data_frame(table: tuple[Path, Any]) -> None:
 def test_inputs_that_do_not_fit_are_an_error_that_is_not_skipped(table: tuple[Path, Any], x: Any, message: str) -> None:
     run, data = table
     with pytest.raises(DataError, match=message):
-        detect_ood(run, {"far": {"other": x}}, data=data, skip_missing=True)
+        detect_ood(plateaux.open_run(run, data=data), {"far": {"other": x}}, skip_missing=True)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import plateaux
 from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
@@ -220,12 +221,12 @@ def test_a_network_without_features_is_measured_without_them(tmp_path: Path, log
     components = Components(model=doubled)
     train(recipe("train.epochs=1"), tmp_path, **components.keywords())
     log_lines.clear()
-    names = [each.metric for each in evaluate(tmp_path, metrics=ALL, **components.keywords())]
+    names = [each.metric for each in evaluate(plateaux.Run.open(tmp_path, components), metrics=ALL)]
     assert "accuracy" in names
     assert "cka" not in names
     assert log_lines[0].startswith("cka is skipped: Features are the inputs of the last nn.Linear")
     with pytest.raises(RecipeError, match=r"is not the output of an nn\.Linear"):
-        evaluate(tmp_path, metrics=["cka"], **components.keywords())
+        evaluate(plateaux.Run.open(tmp_path, components), metrics=["cka"])
 
 
 def test_members_kept_in_different_types_say_so(tmp_path: Path) -> None:
@@ -241,7 +242,7 @@ def test_what_cannot_be_told_apart_is_not_kept(tmp_path: Path) -> None:
     sets = [torch.utils.data.TensorDataset(x + shift, torch.arange(40) % 3) for shift in (0, 0, 5)]
     first, second = (from_dataset(sets[0], test, classes=3, shape=(2,)) for test in sets[1:])
     train(recipe("train.epochs=1", "data.validation_split=0"), tmp_path, data=first)
-    numbers = [evaluate(tmp_path, metrics=["nll"], data=data)[0].rows for data in (first, second)]
+    numbers = [evaluate(plateaux.open_run(tmp_path, data=data), metrics=["nll"])[0].rows for data in (first, second)]
     assert numbers[0]["member 0"] != numbers[1]["member 0"]
     assert not (tmp_path / "predictions").exists()
 

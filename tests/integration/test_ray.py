@@ -354,8 +354,8 @@ def test_a_partition_proceeds_without_a_failed_member(nodes: Nodes, tmp_path: Pa
     assert [each.finished for each in run.all_progress()] == [True, True, False]
     assert run.store.get_json("sam_sets/1/summary.json")["without"] == [2]
     assert run.trained_members() == [0, 1]
-    assert plateaux.pending_jobs(run, **GIVEN.keywords()) == []
-    found = plateaux.evaluate(tmp_path / "run", metrics=["accuracy"], **GIVEN.keywords())
+    assert plateaux.pending_jobs(plateaux.Run.open(run, GIVEN)) == []
+    found = plateaux.evaluate(plateaux.Run.open(tmp_path / "run", GIVEN), metrics=["accuracy"])
     assert "member 1" in found[0].rows
     assert "member 2" not in found[0].rows
 

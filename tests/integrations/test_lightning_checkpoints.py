@@ -92,13 +92,13 @@ def test_three_lightning_checkpoints_are_evaluated_calibrated_cascaded_exported_
     with torch.no_grad():
         logits = torch.stack([module.net(x) for module in modules])
     probabilities = logits.softmax(2).mean(0)
-    torch.testing.assert_close(plateaux.load(run, trust=trust).predict(x), probabilities)
-    accuracy = plateaux.evaluate(run, metrics="accuracy", trust=trust)["accuracy"].ensemble
+    torch.testing.assert_close(plateaux.load(plateaux.open_run(run, trust=trust)).predict(x), probabilities)
+    accuracy = plateaux.evaluate(plateaux.open_run(run, trust=trust), metrics="accuracy")["accuracy"].ensemble
     assert accuracy.value == pytest.approx(float((probabilities.argmax(1) == y).double().mean()))
     cascade = plateaux.CascadeOptions(max_harm=0.2, confidence=0.5)
     fit = plateaux.CalibrationOptions(cascade=cascade)
-    assert plateaux.calibrate(run, split="test", fit=fit, trust=trust).cascade is not None
-    bundle = plateaux.export(run, tmp_path / "bundle", trust=trust)
+    assert plateaux.calibrate(plateaux.open_run(run, trust=trust), split="test", fit=fit).cascade is not None
+    bundle = plateaux.export(plateaux.open_run(run, trust=trust), tmp_path / "bundle")
     assert len(bundle.manifest.members) == 3
     served = asyncio.run(_ask(tmp_path / "bundle", x[:1]))
     assert served == int(probabilities[0].argmax())

@@ -164,21 +164,26 @@ def test_an_evaluation_has_the_golden_values(golden: Mapping[str, Any], run: Run
     same(
         golden,
         "evaluation",
-        numbers(evaluate(root, metrics=["all"], **GIVEN.keywords(), options=EvalOptions(ensemble_sizes=True))),
+        numbers(evaluate(plateaux.Run.open(root, GIVEN), metrics=["all"], options=EvalOptions(ensemble_sizes=True))),
     )
 
 
 def test_a_calibration_has_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
     root = run.store.root
-    evaluate(root, **GIVEN.keywords())  # its float32 logits are what is calibrated
-    calibrate(root, fraction=0.75, fit=CalibrationOptions(bound="none", conformal="aps"), **GIVEN.keywords())
-    same(golden, "calibration", numbers(evaluate_calibration(root, **GIVEN.keywords())))
+    evaluate(plateaux.Run.open(root, GIVEN))  # its float32 logits are what is calibrated
+    calibrate(plateaux.Run.open(root, GIVEN), fraction=0.75, fit=CalibrationOptions(bound="none", conformal="aps"))
+    same(golden, "calibration", numbers(evaluate_calibration(plateaux.Run.open(root, GIVEN))))
 
 
 def test_a_landscape_has_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
     # The stored numbers of SAM-sharpness are those of the paper's form.
     probes = [name if name != "sam_sharpness" else "sam_sharpness(form=paper)" for name in get_probes(["all"])]
-    same(golden, "landscape", numbers(probe_landscape(run, probes=probes, limit=20, trust=GIVEN.trust)), rel=1e-6)
+    same(
+        golden,
+        "landscape",
+        numbers(probe_landscape(plateaux.open_run(run, trust=GIVEN.trust), probes=probes, limit=20)),
+        rel=1e-6,
+    )
 
 
 def test_a_study_has_the_golden_values(golden: Mapping[str, Any], tmp_path: Path) -> None:

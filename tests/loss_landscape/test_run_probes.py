@@ -48,7 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def run_probes(root: Path, *probes: str, **kwargs: Any) -> list[MetricResult]:
-    return probe_landscape(root, probes=probes, trust=TRUST, **kwargs)
+    return probe_landscape(plateaux.open_run(root, trust=TRUST), probes=probes, **kwargs)
 
 
 # Probes by name.
@@ -110,7 +110,9 @@ def test_values_are_those_of_the_members_on_the_sampled_ids(runs: dict[str, Path
     run, data = Run.open(runs["mlp"]), build_data(recipe(samples=40), GIVEN)
     ids = sample_ids(torch.arange(40), run.recipe.seed, 12)
     x, y = data.train.fetch(ids)
-    for number, module in enumerate(plateaux.load(runs["mlp"], data=GIVEN.data, model=GIVEN.model).members):
+    for number, module in enumerate(
+        plateaux.load(plateaux.open_run(runs["mlp"], data=GIVEN.data, model=GIVEN.model)).members
+    ):
         losses = F.cross_entropy(module(x), y, reduction="none").detach()
         row = result.rows[f"member {number}"]
         assert row.value == pytest.approx(float(losses.mean()), rel=1e-5)
@@ -270,7 +272,7 @@ def test_a_probe_does_not_change_the_member(runs: dict[str, Path], tmp_path: Pat
     import toy_probes
 
     probe: Probe = toy_probes.ascent()
-    module = plateaux.load(runs["conv"], data=GIVEN.data, model=GIVEN.model).members[0]
+    module = plateaux.load(plateaux.open_run(runs["conv"], data=GIVEN.data, model=GIVEN.model)).members[0]
     before = tensor_tree.clone(module.state_dict())
     x, y = build_data(recipe("deep_ensemble", "conv_bn", samples=9), GIVEN).train.fetch(torch.arange(9))
     assert isinstance(x, torch.Tensor)

@@ -20,6 +20,7 @@ from plateaux.config.builders.data import build_data, build_loader, build_traini
 from plateaux.config.builders.model import build_member
 from plateaux.config.builders.training import build_method
 from plateaux.config.components import Components
+from plateaux.config.experiment import Experiment
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.method import Method, Objective
@@ -311,7 +312,7 @@ def test_a_schedule_by_epochs_goes_on_for_absent_members(tmp_path: Path) -> None
 def test_members_with_the_same_rates_share_a_pace_and_others_do_not() -> None:
     row = absent_row()
     made = build_train_states(
-        row, build_data(row, GIVEN), range(4), SINGLE_PROCESS, device=CPU, steps=3, components=GIVEN
+        Experiment(row, GIVEN), build_data(row, GIVEN), range(4), SINGLE_PROCESS, device=CPU, steps=3
     )
     assert len(shared_lr_schedulers(made)) == 3
     assert made[1].shared_lr_scheduler is made[2].shared_lr_scheduler
@@ -319,7 +320,7 @@ def test_members_with_the_same_rates_share_a_pace_and_others_do_not() -> None:
     assert (
         shared_lr_schedulers(
             build_train_states(
-                plain, build_data(plain, GIVEN), [0, 1], SINGLE_PROCESS, device=CPU, steps=3, components=GIVEN
+                Experiment(plain, GIVEN), build_data(plain, GIVEN), [0, 1], SINGLE_PROCESS, device=CPU, steps=3
             )
         )
         == ()
@@ -471,7 +472,7 @@ def test_unlabeled_samples_that_cannot_be_loaded_are_rejected(
 
 def test_unlabeled_samples_that_nobody_looks_at_are_told(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="does not use unlabeled samples"):
-        check(recipe("deep_ensemble", data={"unlabeled": "spirals@5"}), GIVEN)
+        check(Experiment(recipe("deep_ensemble", data={"unlabeled": "spirals@5"}), GIVEN))
 
 
 def test_an_empty_unlabeled_set_is_rejected() -> None:
@@ -517,7 +518,7 @@ def test_looking_aside_moves_no_buffers() -> None:
 )
 def test_options_that_make_no_sense_are_refused(method: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(RecipeError, match=said):
-        check(recipe(method, method=options), GIVEN)
+        check(Experiment(recipe(method, method=options), GIVEN))
 
 
 @pytest.mark.parametrize("method", ["a2d", "divdis", "sed"])
@@ -525,7 +526,7 @@ def test_what_is_no_mean_over_samples_is_not_worked_through_in_pieces(method: st
     with pytest.raises(
         RecipeError, match=r"needs full batches for its loss, so optimizer\.gradient_accumulation_steps must be 1"
     ):
-        check(recipe(method, optimizer={"gradient_accumulation_steps": 2}), GIVEN)
+        check(Experiment(recipe(method, optimizer={"gradient_accumulation_steps": 2}), GIVEN))
 
 
 def test_a2d_on_labelled_samples_is_a_mean_over_them(tmp_path: Path) -> None:
@@ -544,7 +545,7 @@ def test_any_joint_method_takes_any_update(name: Any, gradients: int) -> None:
 
 def test_a_radius_each_is_each_members_own() -> None:
     row = recipe("sed", method={"update": "sam", "rho": [0.1, 0.2, 0.3]})
-    assert check(row, GIVEN)
+    assert check(Experiment(row, GIVEN))
 
 
 def test_the_table_has_unlabelled_samples_for_every_kind_of_net() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from plateaux.config.builders.model import build_backbone, build_member, build_members, shared_param_names
 from plateaux.config.components import Components
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.core.member import pruning_masks
@@ -286,7 +287,7 @@ def test_pruning_does_not_change_the_backbone() -> None:
 )
 def test_inconsistent_keys_are_rejected(model: dict[str, Any], data: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError, match=words):
-        check(recipe(**model).replaced(data=data), GIVEN)
+        check(Experiment(recipe(**model).replaced(data=data), GIVEN))
 
 
 def test_a_recipe_without_a_backbone_keeps_its_identity() -> None:

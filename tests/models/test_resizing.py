@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import plateaux
 from plateaux.config.builders.data import build_data
 from plateaux.config.builders.model import build_member
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.data.sources import DataSplits, InMemorySource, from_tensors
@@ -199,6 +200,6 @@ def test_inconsistent_keys_are_rejected(root: Path) -> None:
         recipe(root, image_size=None)
     with pytest.raises(RecipeError, match=r"image_interpolation"):
         recipe(root, image_interpolation="nearest")
-    assert check(recipe(root)) is False
+    assert check(Experiment(recipe(root))) is False
     with pytest.raises(RecipeError, match=r"shape \[7\] and are no images"):
         resized_shape((7,), 32)

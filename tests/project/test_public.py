@@ -84,9 +84,9 @@ def test_a_custom_model_and_data_set(tmp_path: Path) -> None:
     )
     components = Components(data=data, model=own_model)
     plateaux.train(recipe, tmp_path / "run", **components.keywords())
-    accuracy = plateaux.evaluate(tmp_path / "run", **components.keywords(), metrics=["accuracy"])[0]
+    accuracy = plateaux.evaluate(plateaux.Run.open(tmp_path / "run", components), metrics=["accuracy"])[0]
     assert accuracy.rows["ensemble (mean probability)"].value > 0.9
-    members = plateaux.load(tmp_path / "run", data=components.data, model=components.model).members
+    members = plateaux.load(plateaux.open_run(tmp_path / "run", data=components.data, model=components.model)).members
     assert [member[0].out_features for member in members] == [4, 8]  # type: ignore[index, union-attr]
 
 
@@ -101,4 +101,4 @@ def test_a_run_with_a_custom_model_says_which_model_to_pass(tmp_path: Path) -> N
         assert f"was trained with '{__name__}:own_model', a model that was passed in Python" in str(error.value)
         assert "plateaux.load(run, model=own_model)" in str(error.value)
         assert "did you mean" not in str(error.value)
-    assert len(plateaux.load(run, model=own_model).members) == 1
+    assert len(plateaux.load(plateaux.open_run(run, model=own_model)).members) == 1

@@ -12,6 +12,7 @@ import torch
 
 import plateaux
 from plateaux.config.builtin import recipe_file
+from plateaux.config.experiment import Experiment
 from plateaux.data.sources import InMemorySource
 from plateaux.training.checks import check
 
@@ -44,7 +45,7 @@ def test_every_full_size_run_of_the_paper_has_a_recipe() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_recipe_is_valid_and_found_by_its_name(file: Path) -> None:
     assert recipe_file(file.stem).read_text(encoding="utf-8") == file.read_text(encoding="utf-8")
-    assert check(plateaux.Recipe.load(file)) is (file.stem in JOINT)
+    assert check(Experiment(plateaux.Recipe.load(file))) is (file.stem in JOINT)
 
 
 def test_no_two_recipes_share_a_name() -> None:

@@ -18,6 +18,7 @@ import torch
 from laws.meshes import mesh
 from torch import Tensor
 
+import plateaux
 from plateaux.config.builders.data import build_loader, build_training_data, eval_batches
 from plateaux.config.builders.model import build_backbone
 from plateaux.config.components import Components
@@ -307,13 +308,14 @@ def foreign_patches() -> DataSplits:
 def test_evaluation_uses_features_of_test_corrupted_and_ood_samples(tmp_path: Path, passes: list[int]) -> None:
     config = recipe(tmp_path / "f", head="linear")
     run = train(config, tmp_path / "run", **GIVEN.keywords())
-    members = load(tmp_path / "run", data=GIVEN.data, model=GIVEN.model)
+    members = load(plateaux.open_run(tmp_path / "run", data=GIVEN.data, model=GIVEN.model))
     passes.clear()
-    components: dict[str, Any] = {**GIVEN.keywords(), "options": EvalOptions(cache_logits="off")}
+    components: dict[str, Any] = {"options": EvalOptions(cache_logits="off")}
+    run = Run.open(tmp_path / "run", GIVEN)
     splits = ["test", "corrupted:fog:3@8"]
-    results = evaluate(tmp_path / "run", split=splits, metrics=["nll"], **components)
+    results = evaluate(run, split=splits, metrics=["nll"], **components)
     assert sum(passes) == 20 + 8
-    outside = detect_ood(tmp_path / "run", {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **components)
+    outside = detect_ood(run, {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **components)
     assert sum(passes) == 20 + 8 + 24
     foggy, _ = Corrupted(DATA.test, "fog", 3).fetch(torch.arange(8))
     for result, images in zip(results, (IMAGES[50:], foggy), strict=True):
@@ -322,15 +324,13 @@ def test_evaluation_uses_features_of_test_corrupted_and_ood_samples(tmp_path: Pa
         nll = -float(log_p[torch.arange(len(images)), LABELS[50 : 50 + len(images)]].mean())
         assert result.rows["ensemble (mean probability)"].value == pytest.approx(nll, rel=1e-4)
     passes.clear()
-    again = evaluate(tmp_path / "run", split=splits, metrics=["nll"], **components)
+    again = evaluate(run, split=splits, metrics=["nll"], **components)
     assert [result.rows for result in again] == [result.rows for result in results]
     assert [
         result.rows
-        for result in detect_ood(
-            tmp_path / "run", {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **components
-        )
+        for result in detect_ood(run, {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **components)
     ] == [result.rows for result in outside]
-    mixed = soup(tmp_path / "run", tmp_path / "soup", split="test", max_barrier=100.0, **GIVEN.keywords())
+    mixed = soup(plateaux.Run.open(tmp_path / "run", GIVEN), tmp_path / "soup", split="test", max_barrier=100.0)
     assert passes == []
     assert run.weights_hash(0) != mixed.weights_hash(0)
     assert (mixed.recipe.model.backbone, mixed.recipe.model.head) == ("features", "linear")
@@ -339,8 +339,8 @@ def test_evaluation_uses_features_of_test_corrupted_and_ood_samples(tmp_path: Pa
 def test_members_in_float64_keep_their_own_backbone(tmp_path: Path) -> None:
     config = recipe(tmp_path / "f").replaced(train={"precision": "fp64"})
     train(config, tmp_path / "run", **GIVEN.keywords())
-    (result,) = evaluate(tmp_path / "run", metrics=["nll"], **GIVEN.keywords())
-    wanted = load(tmp_path / "run", data=GIVEN.data, model=GIVEN.model).predict(IMAGES[50:]).log()
+    (result,) = evaluate(plateaux.Run.open(tmp_path / "run", GIVEN), metrics=["nll"])
+    wanted = load(plateaux.open_run(tmp_path / "run", data=GIVEN.data, model=GIVEN.model)).predict(IMAGES[50:]).log()
     assert wanted.dtype == torch.float64
     nll = -float(wanted[torch.arange(20), LABELS[50:]].mean())
     assert result.rows["ensemble (mean probability)"].value == pytest.approx(nll, rel=1e-4)
@@ -360,7 +360,7 @@ def test_samples_without_a_content_hash_are_not_cached(tmp_path: Path, passes: l
     train(config, tmp_path / "run", **GIVEN.keywords())
     passes.clear()
     other = Components(data=replace(DATA, test=DatasetSource(WithoutHash())))
-    evaluate(tmp_path / "run", **other.keywords())
+    evaluate(plateaux.Run.open(tmp_path / "run", other))
     assert sum(passes) == 40  # through the backbone, for each member
 
 

@@ -396,10 +396,10 @@ def test_a_run_in_a_flaky_bucket_ends_at_the_same_weights(method: str, tmp_path:
     with serving(share=0.05) as server:
         run = plateaux.train(row, f"s3://bucket/{method}", **GIVEN.keywords())
         assert distance(weights(local), weights(run)) == 0
-        assert plateaux.pending_jobs(run, **GIVEN.keywords()) == []
-        results = plateaux.evaluate(Path(f"s3://bucket/{method}"), **GIVEN.keywords())
+        assert plateaux.pending_jobs(plateaux.Run.open(run, GIVEN)) == []
+        results = plateaux.evaluate(plateaux.Run.open(Path(f"s3://bucket/{method}"), GIVEN))
         assert [result.rows for result in results] == [
-            result.rows for result in plateaux.evaluate(tmp_path / "run", **GIVEN.keywords())
+            result.rows for result in plateaux.evaluate(plateaux.Run.open(tmp_path / "run", GIVEN))
         ]
         kept = {name for name in local.store.names() if not name.startswith(("predictions/", "measures/"))}
         assert kept <= set(run.store.names())

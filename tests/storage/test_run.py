@@ -11,6 +11,7 @@ import pytest
 import torch
 from cases import NO_DATA
 
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, StorageError
 from plateaux.data.sources import DataSplits, InMemorySource
@@ -141,10 +142,10 @@ def test_executor_and_run_settings_do_not_make_another_recipe(
 
 
 def test_other_data_with_the_same_recipe_are_rejected(tmp_path: Path) -> None:
-    Run.begin(tmp_path, RECIPE, RunInfo(DataInfo.from_splits(numbers())))
-    Run.begin(tmp_path, RECIPE, RunInfo(DataInfo.from_splits(numbers())))
+    Run.begin(tmp_path, Experiment(RECIPE), RunInfo(DataInfo.from_splits(numbers())))
+    Run.begin(tmp_path, Experiment(RECIPE), RunInfo(DataInfo.from_splits(numbers())))
     with pytest.raises(RunError) as error:
-        Run.begin(tmp_path, RECIPE, RunInfo(DataInfo.from_splits(numbers(1.0))))
+        Run.begin(tmp_path, Experiment(RECIPE), RunInfo(DataInfo.from_splits(numbers(1.0))))
     assert (
         "was trained on other data or with other model code. Differences (stored -> given):\n  test.fingerprint: '"
         in str(error.value)
@@ -178,7 +179,7 @@ def test_a_finished_run_is_not_changed(trained: Path) -> None:
 def test_the_name_of_a_member_depends_only_on_what_determines_its_weights(tmp_path: Path) -> None:
     def name(number: int = 0, **changes: Any) -> str:
         return Run.begin(
-            tmp_path / str(len(list(tmp_path.iterdir()))), RECIPE.replaced(**changes), NO_DATA
+            tmp_path / str(len(list(tmp_path.iterdir()))), Experiment(RECIPE.replaced(**changes)), NO_DATA
         ).member_name(number)
 
     assert name() == name(members=7) == name(executor={"mode": "vmap"}) == name(run={"log_every": 3})
@@ -186,7 +187,7 @@ def test_the_name_of_a_member_depends_only_on_what_determines_its_weights(tmp_pa
 
 
 def test_a_new_member_is_at_the_first_epoch(tmp_path: Path) -> None:
-    run = Run.begin(tmp_path, RECIPE, NO_DATA)
+    run = Run.begin(tmp_path, Experiment(RECIPE), NO_DATA)
     assert run.all_progress() == [MemberProgress(), MemberProgress()]
     assert MemberProgress().position == (0, 0)
     with pytest.raises(RunError, match=r"Member 1 of .* has no weights yet \(0 of 2 epochs done\)\. Run the same"):
@@ -194,7 +195,7 @@ def test_a_new_member_is_at_the_first_epoch(tmp_path: Path) -> None:
 
 
 def test_progress_is_read_back_and_unreferenced_objects_are_deleted(tmp_path: Path) -> None:
-    run = Run.begin(tmp_path, RECIPE, NO_DATA)
+    run = Run.begin(tmp_path, Experiment(RECIPE), NO_DATA)
     old = MemberProgress(epoch=1, step=2)
     part = run.put_log(0, old, [{"loss": 0.5}, {"loss": 0.25}])
     state = run.put_state(0, old, {"x": torch.ones(1)})
@@ -223,7 +224,7 @@ def test_progress_is_read_back_and_unreferenced_objects_are_deleted(tmp_path: Pa
     "content", ["[]", "{}", '{"checkpoints": [[1]], "log_parts": []}', '{"checkpoints": [], "log_parts": [], "new": 1}']
 )
 def test_an_invalid_progress_file_is_reported(tmp_path: Path, content: str) -> None:
-    run = Run.begin(tmp_path, RECIPE, NO_DATA)
+    run = Run.begin(tmp_path, Experiment(RECIPE), NO_DATA)
     run.store.put_json("members/1/progress.json", json.loads(content))
     with pytest.raises(StorageError, match=r"members/1/progress\.json.*; restore it, or delete its folder"):
         run.progress(1)
@@ -231,7 +232,7 @@ def test_an_invalid_progress_file_is_reported(tmp_path: Path, content: str) -> N
 
 def test_progress_cannot_name_files_outside_the_run(tmp_path: Path) -> None:
     (tmp_path / "secret.safetensors").write_bytes(b"secret")
-    run = Run.begin(tmp_path / "run", RECIPE, NO_DATA)
+    run = Run.begin(tmp_path / "run", Experiment(RECIPE), NO_DATA)
     run.store.put_json(
         "members/0/progress.json",
         asdict(
@@ -256,7 +257,7 @@ def test_checkpoints_of_finished_members_are_kept_only_on_request(tmp_path: Path
 
 
 def test_the_resolved_recipe_has_the_autotuned_settings(tmp_path: Path) -> None:
-    run = Run.begin(tmp_path, RECIPE.replaced(train={"precision": "auto"}), NO_DATA)
+    run = Run.begin(tmp_path, Experiment(RECIPE.replaced(train={"precision": "auto"})), NO_DATA)
     assert run.resolved_recipe().train.precision == "auto"
     run.with_autotune(AutotuneInfo("bf16", "channels_last", tried=()))
     run = Run.open(tmp_path)
@@ -276,12 +277,12 @@ def test_the_resolved_recipe_has_the_autotuned_settings(tmp_path: Path) -> None:
     ],
 )
 def test_a_missing_field_of_run_json_is_reported(tmp_path: Path, path: tuple[str, ...], message: str) -> None:
-    tree = Run.begin(tmp_path, RECIPE, NO_DATA).store.get_json("run.json")
+    tree = Run.begin(tmp_path, Experiment(RECIPE), NO_DATA).store.get_json("run.json")
     section = tree
     for name in path[:-1]:
         section = section[name]
     del section[path[-1]]
-    Run.begin(tmp_path, RECIPE, NO_DATA).store.put_json("run.json", tree)
+    Run.begin(tmp_path, Experiment(RECIPE), NO_DATA).store.put_json("run.json", tree)
     with pytest.raises(StorageError, match=rf"run\.json {message}; restore it"):
         Run.open(tmp_path)
 
@@ -289,7 +290,7 @@ def test_a_missing_field_of_run_json_is_reported(tmp_path: Path, path: tuple[str
 def test_run_info_is_read_back_and_keeps_the_stored_keys(tmp_path: Path) -> None:
     data = replace(NO_DATA.data, shape=(3, 2), labels=("a", "b"), unlabeled=UnlabeledInfo("more", "ab", (1, 4)))
     info = RunInfo(data, imported_from=("a.safetensors",), autotune=AutotuneInfo(scoring_batch=7))
-    run = Run.begin(tmp_path, RECIPE, info)
+    run = Run.begin(tmp_path, Experiment(RECIPE), info)
     assert Run.open(tmp_path).info == info
     tree = run.store.get_json("run.json")
     assert list(tree) == ["format", "data", "imported_from", "autotune", "recipe_digest", "members"]
@@ -302,7 +303,7 @@ def test_run_info_is_read_back_and_keeps_the_stored_keys(tmp_path: Path) -> None
 
 
 def test_shared_weights_are_written_once(tmp_path: Path) -> None:
-    run = Run.begin(tmp_path, RECIPE, NO_DATA)
+    run = Run.begin(tmp_path, Experiment(RECIPE), NO_DATA)
     assert run.shared() == {}
     run.put_shared({})
     assert not run.store.has("shared.safetensors")

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from plateaux import PlateauxError, Recipe, Run, train
 from plateaux.cli.main import app
+from plateaux.config.experiment import Experiment
 from plateaux.core.errors import RunError, StorageError
 from plateaux.storage.local_store import LocalStore
 
@@ -132,7 +133,7 @@ def _begin(root: str, seed: int, start: Any, results: Any) -> None:
     info = Run.open(f"{root}-info").info
     start.wait()
     try:
-        Run.begin(root, recipe, info)
+        Run.begin(root, Experiment(recipe), info)
         results.put(seed)
     except RunError:
         results.put(None)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from cases import recipe
 
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
 from plateaux.evaluation.evaluate import evaluate
@@ -122,7 +123,7 @@ def test_costs_are_part_of_the_results(run: Run) -> None:
 def test_passes_follow_from_the_method(method: dict[str, object], passes: float) -> None:
     tree = recipe("deep_ensemble", "mlp", batch=8, train={"epochs": 4}).to_dict()
     changed = Recipe.from_dict({**tree, "method": method})
-    assert count_passes(changed) == pytest.approx(passes)
+    assert count_passes(Experiment(changed)) == pytest.approx(passes)
 
 
 def test_a_step_in_groups_costs_as_much_as_a_full_step() -> None:

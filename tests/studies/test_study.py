@@ -10,6 +10,7 @@ import pytest
 import tomlkit
 from cases import GIVEN
 
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import derive_seed
@@ -214,7 +215,7 @@ def test_the_studies_of_the_repository_are_valid(file: Path) -> None:
     get_metrics([*found.evaluate.metrics, *found.evaluate.corruption_metrics])
     get_probes(found.landscape.probes)
     for task in plan_runs(plan_trials(found)):
-        check(task.recipe)
+        check(Experiment(task.recipe))
 
 
 def test_the_study_of_flatness_and_diversity_trains_both_rules_and_sam_from_one_span() -> None:

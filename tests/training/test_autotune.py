@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from plateaux.config.components import Components
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.storage.run import Run
 from plateaux.training.autotune import autotune, fastest, throughput
@@ -64,7 +65,7 @@ def test_the_fastest_within_two_percent_of_the_first_is_taken(rows: list[tuple[f
 
 def test_every_candidate_is_tried_and_logged() -> None:
     messages: list[str] = []
-    tuned = autotune(recipe(), CASES, lambda event: messages.append(event.text), steps=10)
+    tuned = autotune(Experiment(recipe(), CASES), lambda event: messages.append(event.text), steps=10)
     assert [(result["precision"], result["memory_format"]) for result in tuned["tried"]] == [
         ("fp32", "contiguous"),
         ("fp32", "channels_last"),
@@ -80,7 +81,7 @@ def test_every_candidate_is_tried_and_logged() -> None:
 
 
 def test_the_compared_loss_is_the_training_loss(tmp_path: Path) -> None:
-    tuned = autotune(recipe("train.memory_format=contiguous"), CASES, lambda _: None, steps=2)
+    tuned = autotune(Experiment(recipe("train.memory_format=contiguous"), CASES), lambda _: None, steps=2)
     run = train(
         recipe("train.precision=fp32", "train.memory_format=contiguous", "run.log_every=2"),
         tmp_path,
@@ -92,12 +93,15 @@ def test_the_compared_loss_is_the_training_loss(tmp_path: Path) -> None:
 
 def test_without_auto_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autotune_module, "_measure", lambda *_: pytest.fail("nothing is auto"))
-    assert autotune(recipe("train.precision=bf16", "train.memory_format=contiguous"), CASES, lambda _: None) == {}
+    assert (
+        autotune(Experiment(recipe("train.precision=bf16", "train.memory_format=contiguous"), CASES), lambda _: None)
+        == {}
+    )
 
 
 def test_vmap_supports_one_precision_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autotune_module, "_measure", lambda *_: pytest.fail("there is only one candidate"))
-    tuned = autotune(recipe("executor.mode=vmap", "train.memory_format=contiguous"), CASES, lambda _: None)
+    tuned = autotune(Experiment(recipe("executor.mode=vmap", "train.memory_format=contiguous"), CASES), lambda _: None)
     assert tuned == {"precision": "fp32", "memory_format": "contiguous", "tried": []}
 
 
@@ -144,5 +148,5 @@ def test_throughput_is_the_number_of_images_of_the_second_half_over_its_time(
     clock = iter(range(100))  # one second between two looks at the clock, that is, for each step
     monkeypatch.setattr(autotune_module.time, "perf_counter", lambda: float(next(clock)))
     plain = recipe("train.precision=fp32", "train.memory_format=contiguous", "data.drop_last=true")
-    assert throughput(plain, CASES, budget=budget) == pytest.approx(8.0)  # batches of 8 images
+    assert throughput(Experiment(plain, CASES), budget=budget) == pytest.approx(8.0)  # batches of 8 images
     assert next(clock) == steps + 1

@@ -11,6 +11,7 @@ from cases import GIVEN, distance, make_state, recipe, stop_after, trained, weig
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
+import plateaux
 from plateaux.config.builders.data import bn_update_batches, build_data
 from plateaux.config.builders.model import build_member
 from plateaux.config.recipe import Recipe
@@ -128,7 +129,7 @@ def test_the_best_averaged_weights_on_validation_samples_are_selected(tmp_path: 
     options: dict[str, Any] = {"data": {"validation_split": 20}, "samples": 60, "batch": 10}
     row = recipe("sam", "conv_bn", train={"swa_start": 2, "select": "best:nll", "epochs": 4}, **options)
     run = train(row, tmp_path / "run", **GIVEN.keywords())
-    (result,) = evaluate(tmp_path / "run", split="validation", metrics=["nll"], **GIVEN.keywords())
+    (result,) = evaluate(plateaux.Run.open(tmp_path / "run", GIVEN), split="validation", metrics=["nll"])
     for number in range(3):
         progress = run.progress(number)
         logged = [line["validation nll"] for line in run.log(number) if "validation nll" in line]

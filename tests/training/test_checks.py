@@ -9,6 +9,7 @@ import pytest
 from cases import GIVEN, recipe
 
 from plateaux.config import schema
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.training import checks
@@ -68,7 +69,7 @@ VIOLATIONS = {
 @pytest.mark.parametrize("name", VIOLATIONS)
 def test_a_rule_finds_its_violation(name: str) -> None:
     build_recipe, message = VIOLATIONS[name]
-    violation = getattr(checks, name)(PlannedTraining.from_recipe(build_recipe(), GIVEN))
+    violation = getattr(checks, name)(PlannedTraining(Experiment(build_recipe(), GIVEN)))
     assert violation is not None
     assert message in violation
 
@@ -76,13 +77,13 @@ def test_a_rule_finds_its_violation(name: str) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.find_violation.__name__)
 @pytest.mark.parametrize("method", ["deep_ensemble", "snapshot", "a2d", "sharpbalance", "apart"])
 def test_valid_recipes_violate_no_rule(rule: checks.Rule, method: str) -> None:
-    assert rule.find_violation(PlannedTraining.from_recipe(recipe(method), GIVEN)) is None
+    assert rule.find_violation(PlannedTraining(Experiment(recipe(method), GIVEN))) is None
 
 
 def test_an_unknown_metric_or_probe_is_an_error() -> None:
     for sections in ({"train": {"select": "best:acuracy"}}, {"probe": {"probes": ["sharpnes"]}}):
         with pytest.raises(RecipeError, match="did you mean"):
-            checks.metrics_and_probes_exist(PlannedTraining.from_recipe(recipe(**sections), GIVEN))
+            checks.metrics_and_probes_exist(PlannedTraining(Experiment(recipe(**sections), GIVEN)))
 
 
 def test_every_rule_is_tested() -> None:
@@ -97,13 +98,13 @@ def test_check_raises_errors_and_shows_warnings(rule: checks.Rule) -> None:
     build_recipe, message = VIOLATIONS[name]
     if rule.level == "error":
         with pytest.raises(RecipeError, match=re.escape(message)):
-            check(build_recipe(), GIVEN)
+            check(Experiment(build_recipe(), GIVEN))
     else:
         with pytest.warns(UserWarning, match=re.escape(message)):
-            check(build_recipe(), GIVEN)
+            check(Experiment(build_recipe(), GIVEN))
 
 
 def test_checking_many_members_builds_every_schema_once() -> None:
     schema._build_schema.cache_clear()
-    check(recipe("sam", members=100), GIVEN)
+    check(Experiment(recipe("sam", members=100), GIVEN))
     assert schema._build_schema.cache_info().misses == len(("data", "model", "loss", "method"))

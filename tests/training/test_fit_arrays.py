@@ -180,7 +180,10 @@ def test_data_in_python_code_are_named_in_the_error_of_the_command_line(tmp_path
     code, output = call("evaluate", str(run))
     assert code == 3
     assert "data=plateaux.from_arrays(...)" in output
-    assert plateaux.evaluate(run, data=plateaux.from_arrays(Points()), metrics="accuracy")[0].metric == "accuracy"
+    assert (
+        plateaux.evaluate(plateaux.open_run(run, data=plateaux.from_arrays(Points())), metrics="accuracy")[0].metric
+        == "accuracy"
+    )
 
 
 def test_arrays_that_are_too_large_to_store_are_named_in_the_error(
@@ -192,7 +195,10 @@ def test_arrays_that_are_too_large_to_store_are_named_in_the_error(
         code, output = call(command, str(run))
         assert code in (3, 4)
         assert "passed in Python" in output
-    assert plateaux.evaluate(run, data=plateaux.from_arrays(*blobs()), metrics="accuracy")[0].metric == "accuracy"
+    assert (
+        plateaux.evaluate(plateaux.open_run(run, data=plateaux.from_arrays(*blobs())), metrics="accuracy")[0].metric
+        == "accuracy"
+    )
 
 
 def test_a_run_folder_is_resumed_in_place(tmp_path: Path) -> None:

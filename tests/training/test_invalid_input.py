@@ -197,7 +197,7 @@ def test_integer_labels_of_any_width_give_the_same_weights(build: Any, dtype: to
     weights = [run.weights(0)["weight"] for run in runs]
     assert torch.equal(*weights)
     data = build(y=y.to(dtype))
-    assert 0 < plateaux.evaluate(runs[1], data=data, model=linear)["accuracy"].ensemble.value <= 1
+    assert 0 < plateaux.evaluate(plateaux.open_run(runs[1], data=data, model=linear))["accuracy"].ensemble.value <= 1
 
 
 def test_numpy_arrays_are_accepted_wherever_tensors_are(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_numpy_arrays_are_accepted_wherever_tensors_are(tmp_path: Path) -> None:
     assert not arrays[0].setflags(write=False)
     data = from_tensors(arrays, (X.numpy()[::-1], Y.numpy()[::-1]), classes=CLASSES)
     run = train(tmp_path, lambda: data)
-    ensemble = plateaux.load(run, model=linear)
+    ensemble = plateaux.load(plateaux.open_run(run, model=linear))
     assert torch.equal(ensemble.predict(X.numpy()), ensemble.predict(X))
     assert torch.equal(ensemble(X.double().numpy()), ensemble.predict(X))
 

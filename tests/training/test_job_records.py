@@ -11,6 +11,7 @@ from rich.console import Console
 
 import plateaux
 from plateaux.cli.progress import member_table
+from plateaux.config.experiment import Experiment
 from plateaux.core.errors import DivergedError, Interrupted, StorageError
 from plateaux.core.progress import MemberUpdate, Message, ProgressEvent
 from plateaux.storage.run import Run
@@ -25,7 +26,7 @@ UPDATE = MemberUpdate(
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    return Run.begin(tmp_path / "run", recipe("sam"), NO_DATA)
+    return Run.begin(tmp_path / "run", Experiment(recipe("sam")), NO_DATA)
 
 
 def test_a_record_is_written_while_the_job_runs_and_when_it_ends(run: Run) -> None:

@@ -15,6 +15,7 @@ from cases import GIVEN, distance, recipe, trained, weights
 from laws.meshes import mesh
 from reference import partition_rules as reference
 
+import plateaux
 from plateaux.config.builders.data import build_data
 from plateaux.config.builders.training import build_method
 from plateaux.core.errors import Interrupted, RecipeError, RunError
@@ -66,7 +67,11 @@ def test_samples_are_scored_in_evaluation_mode(tmp_path: Path) -> None:
     scores = run.store.get_array(sharpness_path(2, 1))[1]
     options["train"] = {"epochs": 2}
     sam = recipe("deep_ensemble", "conv_bn", method={"name": "sam", "rho": 0.2}, **options)
-    member = load(train(sam, tmp_path / "sam", **GIVEN.keywords()).store.root, trust=GIVEN.trust).members[1].eval()
+    member = (
+        load(plateaux.open_run(train(sam, tmp_path / "sam", **GIVEN.keywords()).store.root, trust=GIVEN.trust))
+        .members[1]
+        .eval()
+    )
     x, y = build_data(sam, GIVEN).train.fetch(torch.arange(len(scores)))
     for sample in np.flatnonzero(scores >= 0)[:5]:
         member.zero_grad()

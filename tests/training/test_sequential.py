@@ -12,9 +12,11 @@ from cases import GIVEN, distance, recipe, trained, weights
 from reference import sequential as reference
 from torch import Tensor, nn
 
+import plateaux
 from plateaux.config.builders.data import build_loader, build_training_data, train_val_split, uses_shared_order
 from plateaux.config.builders.model import build_member
 from plateaux.config.builders.training import build_method
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DivergedError, RecipeError, RunError
 from plateaux.core.types import Batch
@@ -112,8 +114,8 @@ def test_only_the_next_member_is_planned_and_none_after_a_failed_one(tmp_path: P
         train(row, tmp_path / "run", **GIVEN.keywords())
     run = Run.open(tmp_path / "run")
     assert [progress.finished for progress in run.all_progress()] == [True, False, False]
-    assert [job.members for job in pending_jobs(run, **GIVEN.keywords())] == [(1,)]
-    assert pending_jobs(run, **GIVEN.keywords(), without={1}) == []
+    assert [job.members for job in pending_jobs(plateaux.Run.open(run, GIVEN))] == [(1,)]
+    assert pending_jobs(plateaux.Run.open(run, GIVEN), without={1}) == []
 
 
 @pytest.mark.parametrize(
@@ -132,19 +134,19 @@ def test_recipes_that_do_not_fit_snapshots_are_rejected(sections: dict[str, Any]
     if "name" in sections.get("model", {}):
         row = Recipe.from_dict({**row.to_dict(), "model": sections["model"]})
     with pytest.raises(RecipeError, match=message):
-        check(row, GIVEN)
+        check(Experiment(row, GIVEN))
 
 
 def test_snapshots_without_a_schedule_give_a_warning() -> None:
     with pytest.warns(UserWarning, match=r"add \[\[lr_scheduler\]\]"):
-        check(recipe("snapshot", lr_scheduler=()), GIVEN)
+        check(Experiment(recipe("snapshot", lr_scheduler=()), GIVEN))
 
 
 def test_sequential_members_are_shared_by_studies_and_have_their_own_cost(tmp_path: Path) -> None:
     for name in ("snapshot", "a2d, sequential"):
         assert run_folder(recipe(name, members=2), GIVEN) == run_folder(recipe(name, members=3), GIVEN)
     run = train(recipe("snapshot", members=2), tmp_path / "run", **GIVEN.keywords())
-    assert measured_cost(run, 1, GIVEN).seconds == run.progress(1).seconds > 0
+    assert measured_cost(plateaux.Run.open(run, GIVEN), 1).seconds == run.progress(1).seconds > 0
 
 
 def agree_to_disagree(module: nn.Module, batch: Batch, earlier: Any) -> Tensor:
@@ -212,4 +214,4 @@ def test_members_can_be_added_to_a_finished_sequence(tmp_path: Path) -> None:
 
 def test_sequential_training_with_fp16_is_rejected() -> None:
     with pytest.raises(RecipeError, match="cannot be scaled"):
-        check(recipe("a2d, sequential", precision="fp16"), GIVEN)
+        check(Experiment(recipe("a2d, sequential", precision="fp16"), GIVEN))

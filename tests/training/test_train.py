@@ -13,6 +13,7 @@ import torch
 
 from plateaux.config.builders.data import build_training_data
 from plateaux.config.components import Components
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, DivergedError, Interrupted, RecipeError, RunError, StorageError
 from plateaux.core.progress import MemberUpdate, Progress, ProgressEvent
@@ -270,7 +271,7 @@ def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
 
 def test_a_locked_member_is_skipped_and_the_others_are_trained(tmp_path: Path) -> None:
     what = recipe("executor.mode=offload")
-    run = Run.begin(tmp_path, what, RunInfo(DataInfo.from_splits(build_training_data(what))))
+    run = Run.begin(tmp_path, Experiment(what), RunInfo(DataInfo.from_splits(build_training_data(what))))
     with run.lock(0), pytest.raises(RunError, match="members/0 is locked by another process"):
         train(what, tmp_path)
     assert [p.finished for p in Run.open(tmp_path).all_progress()] == [False, True]
@@ -366,12 +367,12 @@ def test_invalid_recipes_are_rejected_before_anything_is_written(
 )
 def test_invalid_recipes_of_joint_members_are_rejected(changes: list[str], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        check(recipe('method={name="cases:apart"}', *changes), CASES)
+        check(Experiment(recipe('method={name="cases:apart"}', *changes), CASES))
 
 
 def test_check_returns_whether_members_are_trained_jointly() -> None:
-    assert check(recipe()) is False
-    assert check(recipe('method={name="cases:apart"}'), CASES) is True
+    assert check(Experiment(recipe())) is False
+    assert check(Experiment(recipe('method={name="cases:apart"}'), CASES)) is True
 
 
 def test_missing_data_are_reported_before_anything_is_written(tmp_path: Path) -> None:

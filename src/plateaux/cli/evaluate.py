@@ -87,7 +87,6 @@ def evaluate(
 
     In Python: `plateaux.evaluate("runs/demo", metrics="all")`
     """
-    from plateaux.config.components import Components
     from plateaux.evaluation.ood import parse_ood_suites
     from plateaux.evaluation.robustness import read_baseline
     from plateaux.evaluation.splits import ood_splits
@@ -99,12 +98,12 @@ def evaluate(
         flag = "--calibrated" if calibrated else "--cascade"
         raise RecipeError(f"{flag} does not support --executor, --members, --limit; leave them out")
     texts = [*(ood or []), *(more or [])]
-    opened = plateaux.Run.open(run)
+    opened = plateaux.open_run(run, trust=trust or ())
     suites, skip_missing = parse_ood_suites(texts, opened.info.data.name) if texts else ({}, False)
     baseline_errors = read_baseline(baseline) if baseline else None
     for name in [] if skip_missing else [name for datasets in suites.values() for name in datasets]:
         # Fail on a wrong name before hours of work.
-        ood_splits(opened.recipe, opened.info.data, name, "", Components(trust=tuple(trust or ())))
+        ood_splits(opened.recipe, opened.info.data, name, "", opened.components)
     if executor == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(processes))
     options = EvalOptions(
@@ -120,22 +119,22 @@ def evaluate(
     names = [] if metrics == "none" or ((calibrated or cascade) and metrics == "all") else split_names(metrics)
     results: list[plateaux.MetricResult] = []
     with progress_bar("evaluating") as progress:
-        shared: dict[str, Any] = {"trust": trust or (), "progress": progress}
+        shared: dict[str, Any] = {"progress": progress}
         for splits, wanted in _by_kind(split_names(split), names):
-            results += plateaux.evaluate(run, split=splits, metrics=wanted, options=options, **shared)
+            results += plateaux.evaluate(opened, split=splits, metrics=wanted, options=options, **shared)
         results += plateaux.robustness(results, baseline_errors)
         if calibrated:
             cache = EvalOptions(device=device, cache_logits=cache_logits)
             exclude = exclude_calibration_ids
             results += plateaux.evaluate_calibration(
-                run, split=split, exclude_calibration_ids=exclude, options=cache, **shared
+                opened, split=split, exclude_calibration_ids=exclude, options=cache, **shared
             )
         if cascade:
             stored = EvalOptions(
                 device=device, cache_logits=cache_logits, no_cache=no_cache, corruption_cache=corruption_cache
             )
             results += plateaux.evaluate_cascade(
-                run,
+                opened,
                 split=split_names(split),
                 suites=suites,
                 skip_missing=skip_missing,
@@ -145,7 +144,7 @@ def evaluate(
             )
         if suites:
             plain = replace(options, ensemble_sizes=False, corruption_cache=None)
-            results += plateaux.detect_ood(run, suites, skip_missing=skip_missing, options=plain, **shared)
+            results += plateaux.detect_ood(opened, suites, skip_missing=skip_missing, options=plain, **shared)
     if not is_rank_zero():
         return
     if markdown:
@@ -217,7 +216,12 @@ def calibrate(
     with progress_bar("calibrating") as progress:
         options = EvalOptions(device=device)
         calibration = plateaux.calibrate(
-            run, split=split, fraction=fraction, fit=fit, trust=trust or (), options=options, progress=progress
+            plateaux.open_run(run, trust=trust or ()),
+            split=split,
+            fraction=fraction,
+            fit=fit,
+            options=options,
+            progress=progress,
         )
 
     def lines() -> list[str]:
@@ -262,7 +266,12 @@ def soup(
     options = EvalOptions(members=parse_numbers(members), device=device)
     with progress_bar("averaging"):
         made = plateaux.soup(
-            run, out, strategy=strategy, split=split, max_barrier=max_barrier, trust=trust or (), options=options
+            plateaux.open_run(run, trust=trust or ()),
+            out,
+            strategy=strategy,
+            split=split,
+            max_barrier=max_barrier,
+            options=options,
         )
     text = made.progress(0).weights_source
     print_result(as_json, {"run": str(out), "weights": text}, lambda: [f"{out}: {text}"])
@@ -286,15 +295,15 @@ def select(
     """
     from plateaux.evaluation.selection import evaluate_selection
 
+    opened = [plateaux.open_run(run, trust=trust or ()) for run in runs]
     with progress_bar("selecting") as progress:
         shared: dict[str, Any] = {
-            "trust": trust or (),
             "options": EvalOptions(device=device),
             "progress": progress,
         }
-        chosen = plateaux.select_members(runs, size=size, split=split, metric=metric, unique=unique, **shared)
+        chosen = plateaux.select_members(opened, size=size, split=split, metric=metric, unique=unique, **shared)
         chosen.write(out)
-        scores = evaluate_selection(out, split=eval_split, **shared)
+        scores = evaluate_selection(out, opened, split=eval_split, **shared)
 
     def lines() -> list[str]:
         pool = zip(chosen.members, chosen.selection.weights, strict=True)

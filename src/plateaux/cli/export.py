@@ -29,8 +29,8 @@ def export(
     """
     with progress_bar("exporting", "percent") as progress:
         bundle = plateaux.export(
-            model, out, trust=trust or (), ood_score=ood_score, alpha=alpha, license=license, golden=golden,
-            intended_use=intended_use, progress=progress,
+            plateaux.open_run(model, trust=trust or ()), out, ood_score=ood_score, alpha=alpha, license=license,
+            golden=golden, intended_use=intended_use, progress=progress,
         )  # fmt: skip
     manifest = bundle.manifest
     size = sum(record.bytes for record in manifest.files.values())

@@ -67,16 +67,16 @@ def landscape(
         "split": split,
         "members": parse_numbers(members),
         "options": plateaux.ProbeOptions(batchnorm, augment, normalize_logits),
-        "trust": trust or (),
         "device": device,
     }
+    opened = plateaux.open_run(run, trust=trust or ())
     results: list[plateaux.MetricResult] = []
     figures: list[LandscapeFigure] = []
     with progress_bar("landscape", "passes") as progress:
         if names:
-            results = plateaux.probe_landscape(run, probes=names, limit=limit, progress=progress, **shared)
+            results = plateaux.probe_landscape(opened, probes=names, limit=limit, progress=progress, **shared)
         if kinds:
-            figures = plot_landscape(run, kinds, limit=limit or DEFAULT_LIMIT, progress=progress, **shared)
+            figures = plot_landscape(opened, kinds, limit=limit or DEFAULT_LIMIT, progress=progress, **shared)
     if markdown:
         typer.echo(to_markdown(results))
         return

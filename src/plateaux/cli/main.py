@@ -144,7 +144,7 @@ def train(
     if loaded.executor.name == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(loaded.executor.processes))
     with located_errors(file, overrides), live_progress(error_console()) as progress:
-        plateaux.train(
+        run = plateaux.train(
             loaded,
             root,
             trust=trusted,
@@ -155,9 +155,9 @@ def train(
         )
     if not is_rank_zero():
         return
-    results = list(plateaux.evaluate(root, trust=trusted)) if evaluate else []
+    results = list(plateaux.evaluate(run)) if evaluate else []
     if results and loaded.run.trackers:
-        plateaux.log_results(root, results, trust=trusted)
+        plateaux.log_results(run, results)
     plain = {"run": str(root), "metrics": [result.to_dict() for result in results]}
     print_result(as_json, plain, lambda: metric_tables(results))
 
@@ -171,7 +171,7 @@ def _stored_recipe(run: Path, out: Path | None) -> Path:
             f"{run} is a run folder, which is resumed in place: leave out --out, or start another run with its recipe: "
             f"`plateaux train {run / 'recipe.toml'} --out {out}`, and --set data.root={run} if it contains the data"
         )
-    check_continuable(plateaux.Run.open(run))
+    check_continuable(plateaux.open_run(run))
     return run / "recipe.toml"
 
 
@@ -192,11 +192,11 @@ def plan(run: Path, as_json: AsJson = False) -> None:
 def status(run: Path, as_json: AsJson = False) -> None:
     """Show the progress of every member of a run, and its size on disk.
 
-    In Python: `plateaux.Run.open("runs/demo").all_progress()`
+    In Python: `plateaux.open_run("runs/demo").all_progress()`
     """
     from plateaux.training.job_records import latest_by_member
 
-    opened = plateaux.Run.open(run)
+    opened = plateaux.open_run(run)
     rows: list[dict[str, Any]] = []
     jobs, present = latest_by_member(opened), opened.trained_members()
     for number, progress in enumerate(opened.all_progress()):
@@ -320,8 +320,8 @@ def check(
 
     In Python: `plateaux.Recipe.load("recipe.toml")`
     """
-    from plateaux.config.builders.data import build_training_data
     from plateaux.config.components import Components
+    from plateaux.config.experiment import Experiment
     from plateaux.core.runtime import get_device
     from plateaux.training.checks import check as check_recipe
     from plateaux.training.model_check import check_data_and_model
@@ -330,10 +330,10 @@ def check(
     loaded = plateaux.Recipe.load(file, changes or [])
     with located_errors(file, changes or []):
         components = Components(trust=trusted_names(trust, loaded, changes or []), download=download)
-        check_recipe(loaded, components)
+        experiment = Experiment(loaded, components)
+        check_recipe(experiment)
         if data:
-            splits = build_training_data(loaded, components)
-            check_data_and_model(loaded, splits, components, get_device(None))
+            check_data_and_model(loaded, experiment.training_data, components, get_device(None))
     text = f"{file} is valid: {loaded.members} members, method {loaded.method.name}"
     print_result(as_json, loaded.to_dict(), lambda: [text])
 

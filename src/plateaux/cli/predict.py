@@ -11,6 +11,7 @@ from plateaux.cli.evaluate import CacheLogits
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import split_names
 from plateaux.evaluation.options import EvalOptions
+from plateaux.storage.run import RunLike
 
 BATCH_OPTIONS = ("--columns", "--processes", "--executor", "--address", "--threads")
 
@@ -56,7 +57,10 @@ def predict(
 
     In Python: `plateaux.predict_files("runs/demo", "photos/", "answers.csv")`
     """
-    shared: dict[str, Any] = {"trust": trust or (), "alpha": alpha}
+    from plateaux.deploy.load import is_bundle
+
+    shared: dict[str, Any] = {"alpha": alpha}
+    source = model if is_bundle(model) else plateaux.open_run(model, trust=trust or ())
     shared |= {"ood_score": ood_score} if ood_score else {}
     if not inputs:
         is_set = (columns, processes > 1, executor, address, threads)
@@ -64,7 +68,7 @@ def predict(
         if unused:
             raise RecipeError(f"{', '.join(unused)}: only with inputs, not with a split of the run's own data")
         options = EvalOptions(members=parse_numbers(members), limit=limit, device=device, cache_logits=cache_logits)
-        _predict_split(model, split or "test", out, options, shared, as_json=as_json)
+        _predict_split(source, split or "test", out, options, shared, as_json=as_json)
         return
     if split is not None or members is not None or limit is not None:
         raise RecipeError("--split, --members, --limit: only without inputs, for the run's own data")
@@ -73,7 +77,7 @@ def predict(
     )
     with progress_bar("predicting", "inputs") as progress:
         result = plateaux.predict_files(
-            model, inputs, out, batch=batch, device=device, threads=threads, progress=progress, **shared
+            source, inputs, out, batch=batch, device=device, threads=threads, progress=progress, **shared
         )
     plain = {
         "out": str(out),
@@ -91,7 +95,7 @@ def predict(
 
 
 def _predict_split(
-    model: Path, split: str, out: Path, options: EvalOptions, shared: dict[str, Any], *, as_json: bool
+    model: RunLike, split: str, out: Path, options: EvalOptions, shared: dict[str, Any], *, as_json: bool
 ) -> None:
     from plateaux.evaluation.prediction_files import check_suffix
 

@@ -39,7 +39,6 @@ def report(
 
     In Python: `plateaux.reports.export.to_html(plateaux.reports.report.report(["runs/demo"]))`
     """  # fmt: skip
-    from plateaux.config.components import Components
     from plateaux.reports.export import write_figures
     from plateaux.reports.report import report as build_report
 
@@ -49,7 +48,7 @@ def report(
     options: dict[str, Any] = {"max_runs": max_runs, "only_figures": split_names(only_figures or "")}
     options["sample_images"] = sample_images
     has_figures = kind != "csv" or figures_dir is not None
-    built = build_report(paths, figures=has_figures, components=Components(trust=tuple(trust or ())), **options)
+    built = build_report(paths, figures=has_figures, trust=trust or (), **options)
     write_atomic(out, _text(built, kind, out, figures_dir))
     files = write_figures(built, figures_dir) if figures_dir is not None else []
     plain = {

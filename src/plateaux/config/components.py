@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.core.method import LossFn
-from plateaux.data.sources import DataSplits, Source
 
-Model = Callable[..., nn.Module]
+if TYPE_CHECKING:
+    from torch import nn
+
+    from plateaux.core.method import LossFn
+    from plateaux.data.sources import DataSplits, Source
+
+Model = Callable[..., "nn.Module"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,12 @@ class Components:
     model_configs: Mapping[str, Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
+        if self.data is None and self.model is None and self.loss is None:
+            return  # commands that read only the progress of a run must not import torch
+        from torch import nn
+
+        from plateaux.data.sources import DataSplits
+
         if self.data is not None and not isinstance(self.data, DataSplits):
             raise DataError(
                 f"data= is a {type(self.data).__name__}. Expected: plateaux.DataSplits, which plateaux.from_tensors "
@@ -59,9 +67,8 @@ class Components:
         return f"{named.__module__}:{named.__qualname__}"
 
     def keywords(self) -> dict[str, Any]:
-        """Return the arguments of an entry point that passes these components on."""
-        unlabeled = {} if self.unlabeled is None else {"unlabeled": self.unlabeled}  # only `train` takes them
-        return {"data": self.data, "model": self.model, "loss": self.loss, "trust": self.trust, **unlabeled}
+        """Return the arguments of `train` and `open_run` that pass these components on."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "model_configs"}
 
 
 NO_COMPONENTS = Components()

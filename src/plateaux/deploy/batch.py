@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-from plateaux.config.components import Model
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.errors import DataError, PlateauxError, RecipeError
 from plateaux.core.progress import Progress, ProgressEvent, WorkDone, log_messages
 from plateaux.deploy.batch_parts import check_plan, finish, is_complete, write_part
@@ -41,8 +41,7 @@ class BatchJob:
     model_location: str
     suffix: str
     columns: tuple[str, ...] = ()
-    model: Model | None = None
-    trust: tuple[str, ...] = ()
+    components: Components = NO_COMPONENTS
     device: str | None = None
     threads: int | None = None
     ood_score: str | None = None
@@ -105,8 +104,6 @@ def predict_files(
     out: str | Path,
     *,
     batch: BatchOptions = DEFAULT_BATCH,
-    model: Model | None = None,
-    trust: Sequence[str] = (),
     device: str | None = None,
     threads: int | None = None,
     ood_score: str | None = None,
@@ -123,8 +120,6 @@ def predict_files(
             and URLs of any of these.
         out: A .csv, .jsonl, .parquet or .npz file, or a folder that keeps the parts as Parquet.
         batch: Columns of tables, number of processes, cluster, size of a part.
-        model: The model, if the run was trained with one that was passed in Python.
-        trust: Modules whose functions the recipe may call.
         device: "cpu", "cuda", "cuda:1", ... None: the best available device.
         threads: CPU threads of a process. None: torch's setting for one process, else 1.
         ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`. None: `max_probability`, or that of
@@ -138,7 +133,8 @@ def predict_files(
         threads = 1
     location, columns = str(run), tuple(batch.columns)
     contract, identity = _identify(location)
-    job = BatchJob(location, suffix, columns, model, tuple(trust), device, threads, ood_score, alpha)
+    components = run.components if isinstance(run, Run) else NO_COMPONENTS
+    job = BatchJob(location, suffix, columns, components, device, threads, ood_score, alpha)
     paths = [inputs] if isinstance(inputs, str | Path) else inputs
     refs = list_inputs([str(item) for item in paths], contract, columns)
     parts = [BatchPart(number, some) for number, some in split_parts(refs, batch.part_size)]
@@ -216,9 +212,7 @@ def predict_part(job: BatchJob, part: BatchPart) -> tuple[bytes, dict[str, int]]
 @lru_cache(maxsize=1)
 def _load(job: BatchJob) -> tuple[Predictor, InputReader]:
     predictor = load_predictor(
-        job.model_location,
-        model=job.model,
-        trust=job.trust,
+        job.model_location if is_bundle(job.model_location) else Run.open(job.model_location, job.components),
         device=job.device,
         threads=job.threads,
         ood_score=job.ood_score,

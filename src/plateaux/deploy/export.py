@@ -13,11 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plateaux.config.components import Components, Model
 from plateaux.core.errors import RunError, first_line
 from plateaux.core.optional import optional_import
 from plateaux.core.progress import Progress, WorkDone, log_messages
-from plateaux.data.sources import DataSplits
 from plateaux.deploy.agreement import SCORE_TOLERANCE, TOLERANCE, Agreement, compare_answers
 from plateaux.deploy.bundle import INPUT, OUTPUT, Bundle, check_golden, list_files, make_onnx_backend, write_manifest
 from plateaux.deploy.graph import AnswerGraph, StageGraph
@@ -60,9 +58,6 @@ def export(
     run: RunLike,
     out: str | Path,
     *,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    trust: Sequence[str] = (),
     ood_score: str = "max_probability",
     alpha: float | None = None,
     license: str = "",
@@ -78,9 +73,6 @@ def export(
     Args:
         run: A run, its folder, or its URL.
         out: The folder or URL of the bundle; it must be empty.
-        data: The data that the run was trained on, if they were passed in Python.
-        model: The model, if it was passed in Python.
-        trust: Modules whose functions the recipe may call.
         ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`.
         alpha: Which of the fitted conformal sets to return. None: the first.
         license: The license of the weights, such as "CC-BY-4.0"; it is only recorded.
@@ -95,14 +87,11 @@ def export(
     if list_files(store):
         raise RunError(f"{out} is not empty. Export to another folder, or delete it first")
     opened = Run.open(run)
-    predictor = load_run_predictor(
-        opened, data=data, model=model, trust=trust, device="cpu", ood_score=ood_score, alpha=alpha
-    )
+    predictor = load_run_predictor(opened, device="cpu", ood_score=ood_score, alpha=alpha)
     assert isinstance(predictor.backend, ModuleBackend)
     settings, contract = predictor.backend.settings, predictor.contract
     calibration, cascade = _calibration_record(opened, settings), _cascade_record(settings)
-    components = Components(data=data, model=model, trust=tuple(trust))
-    description, samples = sample_inputs(opened, contract, components, sum(BATCH_SIZES))
+    description, samples = sample_inputs(opened, contract, sum(BATCH_SIZES))
     origin, stored = (description, samples) if golden == "test" else random_inputs(contract, sum(BATCH_SIZES))
     graphs, backend = _make_graphs(predictor.backend, contract.classes, samples, cascade, progress)
     check = _check(ONNX if cascade is None else "stages", backend, predictor.backend, samples, description, calibration)

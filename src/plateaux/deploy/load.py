@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.deploy.bundle import Bundle
 from plateaux.deploy.manifest import MANIFEST
@@ -12,17 +9,10 @@ from plateaux.deploy.predictor import MAX_BATCH, Predictor
 from plateaux.storage.backends import open_store
 from plateaux.storage.run import Run, RunLike
 
-if TYPE_CHECKING:
-    from plateaux.config.components import Model
-    from plateaux.data.sources import DataSplits
-
 
 def load_predictor(
     run: RunLike,
     *,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    trust: Sequence[str] = (),
     device: str | None = None,
     threads: int | None = None,
     ood_score: str | None = None,
@@ -33,10 +23,6 @@ def load_predictor(
 
     Args:
         run: A run, its folder, or its URL; or the folder or URL of a bundle that `export` wrote.
-        data: The data that the run was trained on, if they were passed in Python. Only needed for a model that
-            depends on more than their shape and classes.
-        model: The model, if it was passed in Python. A bundle needs none.
-        trust: Modules whose functions the recipe of a run may call.
         device: "cpu", "cuda", "cuda:1", ... None: the best available device. A bundle runs on the CPU.
         threads: Number of CPU threads of a call. None: the setting of torch or of onnxruntime.
         ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`. None: `max_probability`, or the one
@@ -47,8 +33,6 @@ def load_predictor(
     if threads is not None and threads < 1:
         raise RecipeError(f"threads = {threads}: give a number of at least 1")
     if not isinstance(run, Run) and is_bundle(run):
-        if data is not None or model is not None:
-            raise RecipeError(f"{run} is a bundle, which contains its model. Leave out data and model")
         if device not in (None, "cpu"):
             raise RecipeError(f"device = {device!r}: the graph of a bundle runs on the CPU. Leave it out")
         bundle = Bundle.open(run)
@@ -58,9 +42,6 @@ def load_predictor(
 
     return load_run_predictor(
         run,
-        data=data,
-        model=model,
-        trust=trust,
         device=device,
         threads=threads,
         ood_score=ood_score or "max_probability",

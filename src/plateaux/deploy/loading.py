@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,18 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plateaux.config.components import Components, Model
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.runtime import get_device, num_threads
 from plateaux.core.types import Inputs, first_tensor, map_tensors
-from plateaux.data.sources import DataSplits
 from plateaux.deploy.contract import InputContract
 from plateaux.deploy.predictor import MAX_BATCH, Arrays, Predictor
 from plateaux.ensembles.answers import Answers, AnswerSettings, answer_by_members, is_randomized
 from plateaux.ensembles.cascade import Cascade, stage_confidence
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.evaluation.calibration import Calibration
-from plateaux.evaluation.loading import data_splits_info, load_members
+from plateaux.evaluation.loading import load_members
 from plateaux.evaluation.predict import answer_settings, one_member_remark
 from plateaux.evaluation.prediction_records import NOT_CALIBRATED
 from plateaux.storage.run import Run, RunLike
@@ -105,9 +102,6 @@ def query_stages(ensemble: Ensemble, x: Inputs, cascade: Cascade) -> tuple[Tenso
 def load_run_predictor(
     run: RunLike,
     *,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    trust: Sequence[str] = (),
     device: str | None = None,
     threads: int | None = None,
     ood_score: str = "max_probability",
@@ -119,8 +113,7 @@ def load_run_predictor(
     contract = InputContract.from_run(opened)
     settings, remark = _settings(opened, ood_score, alpha)
     numbers = opened.trained_members()
-    components = Components(data=data, model=model, trust=tuple(trust))
-    modules = load_members(opened, data or data_splits_info(opened), numbers, components)
+    modules = load_members(opened, numbers)
     ensemble = Ensemble(modules, mean=contract.mean, std=contract.std, labels=contract.labels)
     ensemble = ensemble.float().to(get_device(device))
     return Predictor(

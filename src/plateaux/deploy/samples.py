@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plateaux.config.components import Components
 from plateaux.core.errors import PlateauxError, first_line
 from plateaux.data.summary import TensorSummary
 from plateaux.deploy.contract import InputContract
@@ -22,13 +21,11 @@ SEED = 0
 logger = logging.getLogger(__name__)
 
 
-def sample_inputs(
-    run: Run, contract: InputContract, components: Components, count: int
-) -> tuple[str, Mapping[str, NDArray[Any]]]:
+def sample_inputs(run: Run, contract: InputContract, count: int) -> tuple[str, Mapping[str, NDArray[Any]]]:
     """Return a description and `count` prepared inputs; samples repeat if there are fewer."""
     try:
-        test = build_run_data(run, components).test
-        if test.fingerprint() != run.info.data.test.fingerprint and components.data is None:
+        test = build_run_data(run).test
+        if test.fingerprint() != run.info.data.test.fingerprint and run.components.data is None:
             raise PlateauxError("the test samples have changed since training")
         x, _ = test.fetch(torch.arange(count) % len(test))
         return f"samples of the test split of {run.info.data.name}", prepare(x, contract).arrays

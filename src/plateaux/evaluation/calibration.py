@@ -18,16 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plateaux.config.components import Components, Model
 from plateaux.core.bounded import Finite
 from plateaux.core.errors import PlateauxError, RecipeError, RunError, StorageError
-from plateaux.core.method import LossFn
 from plateaux.core.metric import Metric
 from plateaux.core.progress import Progress, log_messages
 from plateaux.core.row_names import MEAN_PROBABILITY, RowName
 from plateaux.core.stats.estimates import mean, proportion
 from plateaux.core.types import Estimate, derive_seed
-from plateaux.data.sources import DataSplits
 from plateaux.ensembles import conformal as conformal_sets
 from plateaux.ensembles import selective
 from plateaux.ensembles.cascade import Cascade, CascadeOptions
@@ -197,10 +194,6 @@ def calibrate(
     split: str = "validation",
     fraction: float = 1.0,
     fit: CalibrationOptions = DEFAULT_FIT,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    loss: LossFn | None = None,
-    trust: Sequence[str] = (),
     options: EvalOptions = DEFAULT_OPTIONS,
     progress: Progress = log_messages,
 ) -> Calibration:
@@ -211,17 +204,13 @@ def calibrate(
         split: The held-out samples to fit on: "validation" or "test".
         fraction: Fit on a seeded random fraction of the samples; the rest can be used to evaluate the calibration.
         fit: Conformal method and levels, target risk, and the order of pooling and calibrating.
-        data: The data that the run was trained with, if passed in Python.
-        model: The model that the run was trained with, if passed in Python.
-        loss: The loss that the run was trained with, if passed in Python.
-        trust: Modules whose functions the recipe may call.
         options: Supports device, cache_logits, no_cache.
         progress: Called with progress events.
     """
     options.require("calibrate", "device", "cache_logits", "no_cache")
     if not 0 < fraction <= 1:
         raise RecipeError(f"fraction = {fraction}: give a number above 0 and at most 1")
-    evaluator = Evaluator(Run.open(run), components=Components(data, model, loss, trust=tuple(trust)), options=options)
+    evaluator = Evaluator(run, options)
     target = eval_split(evaluator.recipe, evaluator.data_info, split)
     if target.family == "train":
         raise RecipeError(
@@ -277,10 +266,6 @@ def evaluate_calibration(
     *,
     split: str = "test",
     exclude_calibration_ids: bool = False,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    loss: LossFn | None = None,
-    trust: Sequence[str] = (),
     options: EvalOptions = DEFAULT_OPTIONS,
     progress: Progress = log_messages,
 ) -> Evaluation:
@@ -290,15 +275,11 @@ def evaluate_calibration(
         run: A run, its folder, or its URL.
         split: The samples to evaluate on.
         exclude_calibration_ids: Leave out the samples that the calibration was fitted on, instead of an error.
-        data: The data that the run was trained with, if passed in Python.
-        model: The model that the run was trained with, if passed in Python.
-        loss: The loss that the run was trained with, if passed in Python.
-        trust: Modules whose functions the recipe may call.
         options: Supports device, cache_logits, no_cache.
         progress: Called with progress events.
     """
     options.require("evaluate_calibration", "device", "cache_logits", "no_cache")
-    evaluator = Evaluator(Run.open(run), components=Components(data, model, loss, trust=tuple(trust)), options=options)
+    evaluator = Evaluator(run, options)
     calibration = Calibration.read(evaluator.run)
     check_same_weights(calibration, evaluator)
     target = eval_split(evaluator.recipe, evaluator.data_info, split)

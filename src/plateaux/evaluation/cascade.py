@@ -8,15 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from plateaux.config.components import Components, Model
 from plateaux.core.errors import RunError
-from plateaux.core.method import LossFn
 from plateaux.core.metric import Metric
 from plateaux.core.progress import Progress, log_messages
 from plateaux.core.row_names import RowName
 from plateaux.core.stats.estimates import mean, proportion
 from plateaux.core.types import Estimate
-from plateaux.data.sources import DataSplits
 from plateaux.ensembles.cascade import Cascade
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.evaluation.calibration import Calibration, check_same_weights, without_fitted
@@ -27,7 +24,7 @@ from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import EvalSplit, eval_splits
-from plateaux.storage.run import Run, RunLike
+from plateaux.storage.run import RunLike
 
 logger = logging.getLogger(__name__)
 NO_SUITES: Suites = {}
@@ -41,10 +38,6 @@ def evaluate_cascade(
     suites: Suites = NO_SUITES,
     skip_missing: bool = False,
     exclude_calibration_ids: bool = False,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    loss: LossFn | None = None,
-    trust: Sequence[str] = (),
     options: EvalOptions = DEFAULT_OPTIONS,
     progress: Progress = log_messages,
 ) -> Evaluation:
@@ -56,16 +49,11 @@ def evaluate_cascade(
         suites: OOD sets by suite, as names or as inputs by name: `{"near": ["cifar100"], "far": {"noise": x}}`.
         skip_missing: Skip datasets that are not available, instead of an error.
         exclude_calibration_ids: Leave out the samples that the calibration was fitted on, instead of an error.
-        data: The data that the run was trained with, if passed in Python.
-        model: The model that the run was trained with, if passed in Python.
-        loss: The loss that the run was trained with, if passed in Python.
-        trust: Modules whose functions the recipe may call.
         options: Supports device, cache_logits, no_cache, corruption_cache.
         progress: Called with progress events.
     """
     options.require("evaluate_cascade", "device", "cache_logits", "no_cache", "corruption_cache")
-    components = Components(data, model, loss, trust=tuple(trust))
-    evaluator = Evaluator(Run.open(run), components=components, options=options)
+    evaluator = Evaluator(run, options)
     calibration = Calibration.read(evaluator.run)
     check_same_weights(calibration, evaluator)
     if calibration.cascade is None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
-from plateaux.config.components import Components, Model
-from plateaux.core.method import LossFn
 from plateaux.core.process_info import is_rank_zero
 from plateaux.core.progress import Progress, log_messages
-from plateaux.data.sources import DataSplits
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import eval_splits
-from plateaux.storage.run import Run, RunLike
+from plateaux.storage.run import RunLike
 
 STANDARD = ("accuracy", "nll", "brier", "ece")
 
@@ -26,10 +23,6 @@ def evaluate(
     *,
     split: str | Sequence[str] = "test",
     metrics: str | Sequence[str] = STANDARD,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    loss: LossFn | None = None,
-    trust: Sequence[str] = (),
     options: EvalOptions = DEFAULT_OPTIONS,
     progress: Progress = log_messages,
 ) -> Evaluation:
@@ -45,21 +38,18 @@ def evaluate(
             are removed before any metric, unless the name ends in ":all_classes".
         metrics: Names of metrics ("ece(bins=10)" with options), or groups: "all", "performance", "uncertainty",
             "diversity".
-        data: The data that the run was trained with, if passed in Python.
-        model: The model that the run was trained with, if passed in Python.
-        loss: The loss that the run was trained with, if passed in Python.
-        trust: Modules whose functions the recipe may call.
         options: Members, limit, device, executor, caches; see `EvalOptions`.
         progress: Called with progress events.
     """
-    components = Components(data, model, loss, trust=tuple(trust))
-    evaluator = Evaluator(Run.open(run), components=components, options=options)
-    chosen = get_metrics([metrics] if isinstance(metrics, str) else metrics, trust=components.trust)
+    evaluator = Evaluator(run, options)
+    chosen = get_metrics([metrics] if isinstance(metrics, str) else metrics, trust=evaluator.components.trust)
     names = [split] if isinstance(split, str) else split
     results: list[MetricResult] = []
     with closing(evaluator):
         cache = options.corruption_cache
-        targets = eval_splits(evaluator.recipe, evaluator.data_info, names, cache=cache, components=components)
+        targets = eval_splits(
+            evaluator.recipe, evaluator.data_info, names, cache=cache, components=evaluator.components
+        )
         for target in targets:
             results += evaluator.evaluate(target, chosen, progress=progress)
     if is_rank_zero():

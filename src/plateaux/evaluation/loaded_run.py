@@ -9,7 +9,6 @@ from functools import cached_property
 import torch
 
 from plateaux.config.builders.training import build_executor
-from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.errors import RecipeError
 from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.member import MemberModule
@@ -18,22 +17,21 @@ from plateaux.core.runtime import FORMATS, autocast, configure_runtime, get_devi
 from plateaux.data.checks import check_columns, check_evaluation_data
 from plateaux.data.sources import DataSplits, Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
-from plateaux.evaluation.loading import data_splits_info, load_members
+from plateaux.evaluation.loading import load_members
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.models.backbone import BackboneWithHead
 from plateaux.storage.feature_cache import prepare_features, through_backbone
-from plateaux.storage.run import Run
-from plateaux.storage.run_info import DataInfo
+from plateaux.storage.run import Run, RunLike
 from plateaux.storage.stored_data import build_run_data
 
 
 class LoadedRun:
     """Members of a run with their data. Weights and data are loaded when they are first needed."""
 
-    def __init__(
-        self, run: Run, *, components: Components = NO_COMPONENTS, options: EvalOptions = DEFAULT_OPTIONS
-    ) -> None:
-        self.run, self.components, self.options = run, components, options
+    def __init__(self, run: RunLike, options: EvalOptions = DEFAULT_OPTIONS) -> None:
+        self.run = run = Run.open(run)
+        self.components, self.options = run.components, options
+        components = run.components
         self.recipe = run.resolved_recipe()
         self.numbers = (
             run.trained_members() if options.members is None else _check_ids(options.members, self.recipe.members)
@@ -58,7 +56,6 @@ class LoadedRun:
         if components.data is not None:
             check_evaluation_data(components.data, run.info.data.shape, run.info.data.classes)
             check_columns(components.data, () if run.info.preprocessing is None else run.info.preprocessing.columns)
-            self.data_info = DataInfo.from_splits(components.data)
 
     def close(self) -> None:
         """Release what the executor holds, such as worker processes."""
@@ -66,7 +63,7 @@ class LoadedRun:
 
     @cached_property
     def data(self) -> DataSplits:
-        return build_run_data(self.run, self.components)
+        return build_run_data(self.run)
 
     @cached_property
     def hashes(self) -> list[str]:
@@ -82,8 +79,7 @@ class LoadedRun:
     def modules(self) -> list[MemberModule]:
         """The members held by this process, in evaluation mode."""
         held = [self.numbers[row] for row in self.executor.local_members(len(self.numbers))]
-        data = data_splits_info(self.run) if self.components.data is None else self.components.data
-        modules = [module.to(self.device).eval() for module in load_members(self.run, data, held, self.components)]
+        modules = [module.to(self.device).eval() for module in load_members(self.run, held)]
         layout = FORMATS[self.recipe.train.memory_format]
         modules = [module.to(memory_format=layout) for module in modules]  # type: ignore[call-overload]
         return [

@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 
 from plateaux.config.builders.model import build_members, shared_param_names
-from plateaux.config.components import Components, Model
 from plateaux.core.errors import RunError
 from plateaux.core.runtime import get_device
 from plateaux.data.sources import DataSplits, InMemorySource
@@ -16,17 +15,20 @@ from plateaux.ensembles.ensemble import Ensemble
 from plateaux.storage.run import Run, RunLike
 
 
-def load_members(run: Run, data: DataSplits, numbers: Sequence[int], components: Components) -> list[torch.nn.Module]:
+def load_members(run: Run, numbers: Sequence[int]) -> list[torch.nn.Module]:
     """Return the networks of some members with the weights of the run folder."""
+    components = run.components
     if run.info.model is not None and components.model is None:
         name = run.info.model.replace(":", ".").rpartition(".")[2]
         raise RunError(
             f"{run} was trained with {run.info.model!r}, a model that was passed in Python. Pass it again, as in "
-            f"plateaux.load(run, model={name if name.isidentifier() else '...'})"
+            f"plateaux.open_run(path, model={name if name.isidentifier() else '...'})"
         )
+    run.check_code()
     # The weights come from the run folder, so the file of pretrained weights may be gone.
     recipe = run.recipe.replaced(model={"weights": None, "sparsity": 0.0})
     components = replace(components, model_configs=run.info.model_configs or {})
+    data = components.data or data_splits_info(run)
     modules = build_members(recipe, data, numbers, components)
     shared = run.shared()
     for number, module in zip(numbers, modules, strict=True):
@@ -60,24 +62,16 @@ def data_splits_info(run: Run) -> DataSplits:
 def load(
     run: RunLike,
     *,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    trust: Sequence[str] = (),
     device: str | None = None,
 ) -> Ensemble:
     """Return the ensemble of a run as an `nn.Module`, ready to predict.
 
     Args:
         run: A run, its folder, or its URL.
-        data: The data that the run was trained on, if they were passed in Python. Only needed for a model that
-            depends on more than their shape and classes.
-        model: The model, if it was passed in Python.
-        trust: Modules whose functions the recipe may call.
         device: "cpu", "cuda", "cuda:1", ... None: the best available device.
     """
     opened = Run.open(run)
-    components = Components(data=data, model=model, trust=tuple(trust))
-    modules = load_members(opened, data or data_splits_info(opened), opened.trained_members(), components)
+    modules = load_members(opened, opened.trained_members())
     info = opened.info.data
     ensemble = Ensemble(modules, mean=info.mean, std=info.std, labels=info.labels)
     return ensemble.to(get_device(device))

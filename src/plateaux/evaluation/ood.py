@@ -9,16 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plateaux.config.components import Components, Model
 from plateaux.core.errors import RecipeError, suggest
-from plateaux.core.method import LossFn
 from plateaux.core.metric import Metric
 from plateaux.core.process_info import is_rank_zero
 from plateaux.core.progress import Progress, log_messages
 from plateaux.core.row_names import ALL_MEMBERS, RowName, with_member_ids
 from plateaux.core.stats.estimates import mean_of_paired
 from plateaux.core.types import Batch, Estimate, TensorTree
-from plateaux.data.sources import DataSplits
 from plateaux.ensembles.ood_scores import DEFINITION, OOD_SCORES, compare
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator, RunSums
@@ -27,7 +24,7 @@ from plateaux.evaluation.ood_sets import Suites, open_suites, skip_missing_data
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import eval_split
-from plateaux.storage.run import Run, RunLike
+from plateaux.storage.run import RunLike
 
 OPENOOD = {  # the near and far sets of OpenOOD 1.5, by the dataset of the run
     "cifar10": {"near": ("cifar100", "tin"), "far": ("mnist", "svhn", "texture", "places365")},
@@ -69,10 +66,6 @@ def detect_ood(
     *,
     metrics: Sequence[str] = (),
     skip_missing: bool = False,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    loss: LossFn | None = None,
-    trust: Sequence[str] = (),
     options: EvalOptions = DEFAULT_OPTIONS,
     progress: Progress = log_messages,
 ) -> Evaluation:
@@ -87,19 +80,14 @@ def detect_ood(
             are arrays, tensors, pandas, or a torch `Dataset`, prepared as the inputs of the run.
         metrics: Metrics that need no labels, to compute on the OOD samples of each dataset: "unique", "pds", ...
         skip_missing: Skip datasets that are not available, instead of an error.
-        data: The data that the run was trained with, if passed in Python.
-        model: The model that the run was trained with, if passed in Python.
-        loss: The loss that the run was trained with, if passed in Python.
-        trust: Modules whose functions the recipe may call.
         options: Supports members, limit, device, executor, cache_logits, no_cache.
         progress: Called with progress events.
     """
     options.require("detect_ood", "members", "limit", "device", "executor", "cache_logits", "no_cache")
-    components = Components(data, model, loss, trust=tuple(trust))
     for name in metrics:
         if name not in LABEL_FREE:
             raise RecipeError(f"The metric {name!r} cannot be computed without labels; {suggest(name, LABEL_FREE)}")
-    evaluator = Evaluator(Run.open(run), components=components, options=options)
+    evaluator = Evaluator(run, options)
     opened = open_suites(evaluator, suites)
     everyone = tuple(range(len(evaluator.numbers)))
     wanted = get_metrics(metrics) if metrics else {}

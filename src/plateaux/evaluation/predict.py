@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 
-from plateaux.config.components import Components, Model
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.core.method import LossFn
 from plateaux.core.progress import Progress, log_messages
 from plateaux.core.registry import dataset
-from plateaux.data.sources import DataSplits
 from plateaux.ensembles.answers import Answers, AnswerSettings, answer_by_members, is_randomized
 from plateaux.ensembles.cascade import Cascade
 from plateaux.ensembles.ood_scores import OOD_SCORES
@@ -21,7 +17,7 @@ from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.prediction_records import NOT_CALIBRATED, Predictions, Uncertainty, class_names
 from plateaux.evaluation.predictions import predict_all
 from plateaux.evaluation.splits import eval_split, ood_split
-from plateaux.storage.run import Run, RunLike
+from plateaux.storage.run import RunLike
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +28,6 @@ def predict(
     split: str = "test",
     ood_score: str = "max_probability",
     alpha: float | None = None,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    loss: LossFn | None = None,
-    trust: Sequence[str] = (),
     options: EvalOptions = DEFAULT_OPTIONS,
     progress: Progress = log_messages,
 ) -> Predictions:
@@ -46,23 +38,18 @@ def predict(
         split: A split of the run, or the name of another dataset.
         ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`.
         alpha: Which of the fitted conformal sets to return. None: the first.
-        data: The data that the run was trained with, if passed in Python.
-        model: The model that the run was trained with, if passed in Python.
-        loss: The loss that the run was trained with, if passed in Python.
-        trust: Modules whose functions the recipe may call.
         options: Supports members, limit, device, cache_logits, no_cache.
         progress: Called with progress events.
     """
     options.require("predict", "members", "limit", "device", "cache_logits", "no_cache")
     if ood_score not in OOD_SCORES:
         raise RecipeError(f"There is no OOD score called {ood_score!r}; allowed: {', '.join(OOD_SCORES)}")
-    components = Components(data, model, loss, trust=tuple(trust))
-    evaluator = Evaluator(Run.open(run), components=components, options=options)
+    evaluator = Evaluator(run, options)
     is_own = split.split(":")[0] in ("test", "train", "validation", "corrupted") or split not in dataset.names()
     target = (
         eval_split(evaluator.recipe, evaluator.data_info, split)
         if is_own
-        else ood_split(split, "elsewhere", components)
+        else ood_split(split, "elsewhere", evaluator.components)
     )
     if not is_own and (resized := evaluator.split_identity(target).get("resized")):
         logger.warning("%s: images were resized from %s", split, resized)

@@ -11,12 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from plateaux.config.components import Components, Model
 from plateaux.core.bounded import Count
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.core.method import LossFn
 from plateaux.core.progress import Progress, log_messages
-from plateaux.data.sources import DataSplits
 from plateaux.ensembles.combine import combine
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.ensembles.log_probs import log_probs
@@ -91,10 +88,6 @@ def select_members(
     split: str = "validation",
     metric: Literal["nll", "accuracy", "brier"] = "nll",
     unique: bool = False,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    loss: LossFn | None = None,
-    trust: Sequence[str] = (),
     options: EvalOptions = DEFAULT_OPTIONS,
     progress: Progress = log_messages,
 ) -> EnsembleSelection:
@@ -106,24 +99,19 @@ def select_members(
         split: The held-out samples to select on.
         metric: The metric to improve.
         unique: Count distinct members instead.
-        data: The data that the run was trained with, if passed in Python.
-        model: The model that the run was trained with, if passed in Python.
-        loss: The loss that the run was trained with, if passed in Python.
-        trust: Modules whose functions the recipes may call.
         options: Supports device, cache_logits, no_cache.
         progress: Called with progress events.
     """
     options.require("select_members", "device", "cache_logits", "no_cache")
     if not runs:
         raise RecipeError("No runs were given; give one or more run folders to select members from")
-    components = Components(data, model, loss, trust=tuple(trust))
     members: list[tuple[str, int]] = []
     log_p: list[Tensor] = []
     outputs: MemberOutputs | None = None
     fingerprint = ""
     normalization: tuple[Any, Any] | None = None
     for run in runs:
-        evaluator = Evaluator(Run.open(run), components=components, options=options)
+        evaluator = Evaluator(run, options)
         root = str(evaluator.run.store.root)
         target = evaluator.held_out_split(split)
         here = predict_all(evaluator, target, progress=progress)
@@ -150,10 +138,8 @@ def select_members(
 
 def load_selection(
     file: str | Path,
+    runs: Sequence[RunLike] = (),
     *,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    trust: Sequence[str] = (),
     device: str | None = None,
 ) -> Ensemble:
     """Return the ensemble of a selection, ready to predict; a member that was selected twice has twice the weight."""
@@ -161,32 +147,29 @@ def load_selection(
     pool = zip(chosen.members, chosen.selection.weights, strict=True)
     used = [(root, number, weight) for (root, number), weight in pool if weight]
     roots = dict.fromkeys(root for root, _, _ in used)
-    runs = {root: load(root, data=data, model=model, trust=trust, device=device) for root in roots}
-    first = next(iter(runs.values()))
-    modules = [runs[root].members[number] for root, number, _ in used]
+    opened = _by_root(runs)
+    loaded = {root: load(opened.get(root, root), device=device) for root in roots}
+    first = next(iter(loaded.values()))
+    modules = [loaded[root].members[number] for root, number, _ in used]
     weights = [weight for _, _, weight in used]
     return Ensemble(modules, mean=first.mean, std=first.std, labels=first.labels, weights=weights)
 
 
 def evaluate_selection(
     file: str | Path,
+    runs: Sequence[RunLike] = (),
     *,
     split: str = "test",
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    loss: LossFn | None = None,
-    trust: Sequence[str] = (),
     options: EvalOptions = DEFAULT_OPTIONS,
     progress: Progress = log_messages,
 ) -> dict[str, float]:
     """Return accuracy and NLL of a selection on samples that it was not selected on."""
     options.require("evaluate_selection", "device", "cache_logits", "no_cache")
-    components = Components(data, model, loss, trust=tuple(trust))
-    chosen = EnsembleSelection.read(file)
+    chosen, opened = EnsembleSelection.read(file), _by_root(runs)
     logits: list[Tensor] = []
     outputs: MemberOutputs | None = None
     for root in dict.fromkeys(root for root, _ in chosen.members):
-        evaluator = Evaluator(Run.open(root), components=components, options=options)
+        evaluator = Evaluator(opened.get(root, root), options)
         target = eval_split(evaluator.recipe, evaluator.data_info, split)
         before, outputs = outputs, predict_all(evaluator, target, progress=progress)
         if before is not None and not torch.equal(before.ids, outputs.ids):
@@ -203,6 +186,12 @@ def evaluate_selection(
     correct = log_p.argmax(-1) == outputs.y
     nll = -log_p.gather(-1, outputs.y[:, None]).mean()
     return {"accuracy": float(correct.double().mean()), "nll": float(nll), "samples": float(len(outputs.y))}
+
+
+def _by_root(runs: Sequence[RunLike]) -> dict[str, Run]:
+    """Return the runs that the caller opened, by their folders."""
+    opened = [Run.open(run) for run in runs]
+    return {str(run.store.root): run for run in opened}
 
 
 def _overlap(ids: Tensor, others: Sequence[int]) -> bool:

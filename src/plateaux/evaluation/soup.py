@@ -6,7 +6,6 @@ Members are selected on held-out samples, and the run records which: results on 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,15 +15,13 @@ from torch import Tensor, nn
 
 from plateaux.config.builders.data import bn_update_batches, eval_batches, train_val_split
 from plateaux.config.builders.model import architecture_hash
-from plateaux.config.components import Components, Model
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.config.schema import member_options, member_value
 from plateaux.core import registry
 from plateaux.core.errors import RunError
-from plateaux.core.method import LossFn
 from plateaux.core.tensor_tree import is_finite
 from plateaux.core.types import TensorTree
-from plateaux.data.sources import DataSplits
 from plateaux.ensembles.log_probs import log_probs
 from plateaux.ensembles.soup import check_barrier, greedy, interpolate, uniform
 from plateaux.evaluation.evaluator import SELECTION, Evaluator
@@ -49,10 +46,6 @@ def soup(
     split: str = "validation",
     accept: Literal["better", "as good"] = "better",
     max_barrier: float = MAX_BARRIER,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    loss: LossFn | None = None,
-    trust: Sequence[str] = (),
     options: EvalOptions = DEFAULT_OPTIONS,
 ) -> Run:
     """Create a run of one network: the mean of the weights of all members, or of those that help.
@@ -67,16 +60,11 @@ def soup(
         split: The held-out samples for the greedy strategy and the loss barrier.
         accept: Whether the greedy strategy adds a member that is "better" only, or also one that is "as good".
         max_barrier: The largest rise of the loss between two members, in nats.
-        data: The data that the run was trained with, if passed in Python.
-        model: The model that the run was trained with, if passed in Python.
-        loss: The loss that the run was trained with, if passed in Python.
-        trust: Modules whose functions the recipe may call.
         options: Supports members, device.
     """
     options.require("soup", "members", "device")
-    components = Components(data, model, loss, trust=tuple(trust))
-    evaluator = Evaluator(Run.open(run), components=components, options=options)
-    if len({architecture_hash(evaluator.recipe, number, components) for number in evaluator.numbers}) > 1:
+    evaluator = Evaluator(run, options)
+    if len({architecture_hash(evaluator.recipe, number, evaluator.components) for number in evaluator.numbers}) > 1:
         raise RunError("The members differ in architecture; a soup needs equal networks. Choose some: --members 0,2")
     if evaluator.recipe.model.lora is not None:
         raise RunError(
@@ -119,7 +107,7 @@ def soup(
         preprocessing=info.preprocessing,
         model_configs=info.model_configs,
     )
-    made = Run.begin(out, _single_member_recipe(evaluator), described)
+    made = Run.begin(out, Experiment(_single_member_recipe(evaluator), evaluator.components), described)
     copy_data(evaluator.run, made)
     made.put_shared(evaluator.run.shared())
     store_weights(made, [mean], [f"{selection['kind']} of members {selection['members']} of {name}"])

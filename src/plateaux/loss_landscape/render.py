@@ -15,13 +15,10 @@ from itertools import combinations
 from typing import Any, TypeVar
 
 from plateaux.config.builders.model import architecture_hash
-from plateaux.config.components import Components, Model
 from plateaux.core.errors import Interrupted, RecipeError, RunError, suggest
 from plateaux.core.formatting import pluralize
-from plateaux.core.method import LossFn
 from plateaux.core.progress import Progress, log_messages
 from plateaux.core.row_names import RowName
-from plateaux.data.sources import DataSplits
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.options import EvalOptions
 from plateaux.loss_landscape import plots
@@ -39,7 +36,7 @@ from plateaux.loss_landscape.slices import (
     evaluate_plane,
     random_direction,
 )
-from plateaux.storage.run import Run, RunLike
+from plateaux.storage.run import RunLike
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +55,6 @@ def plot_landscape(
     limit: int = DEFAULT_LIMIT,
     members: Sequence[int] | None = None,
     options: ProbeOptions = DEFAULT_OPTIONS,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    loss: LossFn | None = None,
-    trust: Sequence[str] = (),
     device: str | None = None,
     progress: Progress = log_messages,
 ) -> list[LandscapeFigure]:
@@ -75,16 +68,11 @@ def plot_landscape(
         limit: Number of samples.
         members: Ids of the members. None: all trained members.
         options: The mode of BatchNorm, augmentation, and normalization of logits.
-        data: The data that was passed to `train`, if any.
-        model: The model that was passed to `train`, if any.
-        loss: The loss that was passed to `train`, if any.
-        trust: Modules outside Plateaux whose functions the recipe may call.
         device: "cpu", "cuda", "cuda:1", ... None: the best available device.
         progress: Receives `WorkDone` events, in forward-and-backward passes of one sample.
     """
-    components = Components(data=data, model=model, loss=loss, trust=tuple(trust))
     settings = EvalOptions(members=members, device=device, cache_logits="off")
-    evaluator = Evaluator(Run.open(run), components=components, options=settings)
+    evaluator = Evaluator(run, settings)
     _check_members(kinds, evaluator)
     job = PlotJob(ProbeSession(evaluator, split, options, limit=limit))
     store = evaluator.run.store

@@ -21,15 +21,13 @@ from torch import nn
 
 from plateaux.config.builders.data import build_loader, eval_batches
 from plateaux.config.builders.model import architecture_hash
-from plateaux.config.components import Components, Model
 from plateaux.core.errors import Interrupted, PlateauxError
 from plateaux.core.formatting import format_duration, pluralize
-from plateaux.core.method import LossFn
 from plateaux.core.progress import Progress, WorkDone, log_messages
 from plateaux.core.row_names import MEAN_OF_MEMBERS, RowName
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Batch, Estimate
-from plateaux.data.sources import DataSplits, Source
+from plateaux.data.sources import Source
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.results import MetricResult
@@ -45,7 +43,7 @@ from plateaux.loss_landscape.session import (
     probe_mode,
     sample_ids,
 )
-from plateaux.storage.run import Run, RunLike
+from plateaux.storage.run import RunLike
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +56,6 @@ def probe_landscape(
     limit: int | None = None,
     members: Sequence[int] | None = None,
     options: ProbeOptions = DEFAULT_OPTIONS,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    loss: LossFn | None = None,
-    trust: Sequence[str] = (),
     device: str | None = None,
     progress: Progress = log_messages,
 ) -> list[MetricResult]:
@@ -76,17 +70,12 @@ def probe_landscape(
         limit: Number of samples. None: set by each probe.
         members: Ids of the members. None: all trained members.
         options: The mode of BatchNorm, augmentation, and normalization of logits.
-        data: The data that was passed to `train`, if any.
-        model: The model that was passed to `train`, if any.
-        loss: The loss that was passed to `train`, if any.
-        trust: Modules outside Plateaux whose functions the recipe and the probes may call.
         device: "cpu", "cuda", "cuda:1", ... None: the best available device.
         progress: Receives `WorkDone` events, in forward-and-backward passes of one sample.
     """
-    components = Components(data=data, model=model, loss=loss, trust=tuple(trust))
-    selected = get_probes(probes, trust=components.trust)
     settings = EvalOptions(members=members, device=device, cache_logits="off")
-    evaluator = Evaluator(Run.open(run), components=components, options=settings)
+    evaluator = Evaluator(run, settings)
+    selected = get_probes(probes, trust=evaluator.components.trust)
     counts = {name: limit or probe.samples for name, probe in selected.items()}
     session = ProbeSession(evaluator, split, options, limit=max(counts.values(), default=1))
     passes = {name: probe.passes(len(session.sample.first(counts[name]).ids)) for name, probe in selected.items()}

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.errors import PlateauxError, StorageError
 from plateaux.core.row_names import with_member_ids
 from plateaux.core.types import Batch
@@ -135,10 +134,10 @@ def load_landscape_data(run: Run) -> dict[str, Mapping[str, Any]]:
     return plots
 
 
-def load_images(run: Run, components: Components = NO_COMPONENTS) -> Images | None:
+def load_images(run: Run) -> Images | None:
     """Return a function that loads test images, or None if the samples are not images or the data are missing."""
     with ignore_unreadable():
-        data = build_run_data(run, components)
+        data = build_run_data(run)
         if len(data.shape) == 3 and data.test.fingerprint() == run.info.data.test.fingerprint:
             return lambda ids: _pixels(data.test.fetch(torch.from_numpy(ids))[0])
     return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from plateaux.config.components import Components
 from plateaux.config.recipe import flatten, short_key
 from plateaux.core.errors import PlateauxError, RunError, StorageError
 from plateaux.reports.figures.training import TrainingLog
@@ -67,11 +68,12 @@ class ReportInputs:
         return logs
 
 
-def read_inputs(paths: Sequence[str | Path]) -> ReportInputs:
+def read_inputs(paths: Sequence[str | Path], trust: Sequence[str] = ()) -> ReportInputs:
     """Read run folders and studies; a study is a folder with results.json, or that file alone."""
     if not paths:
         raise RunError("Nothing to report on. Give a run folder or a study folder.")
-    sources = [_read_study(path) if _is_study(path) else _read_run(path) for path in paths]
+    components = Components(trust=tuple(trust))
+    sources = [(_read_study if _is_study(path) else _read_run)(path, components) for path in paths]
     runs = _with_unique_names([section for each in sources for section in each.sections if not each.question])
     has_several = len(sources) > 1
     studies = [_with_study_name(each) if has_several else each.sections for each in sources if each.question]
@@ -95,13 +97,13 @@ def _is_study(path: str | Path) -> bool:
     return Path(path).is_file() or (Path(path) / RESULTS).is_file()
 
 
-def _read_run(path: str | Path) -> ReportInputs:
+def _read_run(path: str | Path, components: Components) -> ReportInputs:
     if not open_store(path).has("run.json"):
         raise RunError(
             f"{path} is neither a run folder (with run.json) nor a study (with results.json). Create one with "
             "`plateaux train` or `plateaux study`."
         )
-    run = Run.open(path)
+    run = Run.open(path, components)
     logs = [_read_log(run, number) for number in range(run.recipe.members)]
     name = Path(path).resolve().name
     results = [replace(each, run=name) for each in results_from_run(run)]  # without the folders of this machine
@@ -109,7 +111,7 @@ def _read_run(path: str | Path) -> ReportInputs:
     return ReportInputs(name, [section])
 
 
-def _read_study(path: str | Path) -> ReportInputs:
+def _read_study(path: str | Path, components: Components) -> ReportInputs:
     results = results_from_study(path)
     stored = read_shape(StudyResults, read_results(path), path)
     by_run: dict[tuple[str, str, int], list[ResultRow]] = {}
@@ -119,7 +121,7 @@ def _read_study(path: str | Path) -> ReportInputs:
     sections = []
     for rows in by_run.values():
         first, entry = rows[0], stored.runs[rows[0].run]
-        run = _open_run(folder / entry.folder) if RUN_FOLDER.fullmatch(entry.folder) else None
+        run = _open_run(folder / entry.folder, components) if RUN_FOLDER.fullmatch(entry.folder) else None
         rest = (list(entry.log.values()), entry.recipe, run)
         sections.append(RunSection(result_label(first), first.condition, first.repetition, rows, *rest))
     question = stored.study.question or "A study"
@@ -129,9 +131,9 @@ def _read_study(path: str | Path) -> ReportInputs:
     return ReportInputs(title, sections, question, stored.study.baseline, *declared)
 
 
-def _open_run(root: Path) -> Run | None:
+def _open_run(root: Path, components: Components) -> Run | None:
     try:
-        return Run.open(root)
+        return Run.open(root, components)
     except (PlateauxError, OSError):  # the results were copied without their run folders, or those are damaged
         return None
 

@@ -8,7 +8,6 @@ from functools import partial
 from inspect import signature
 from pathlib import Path
 
-from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.formatting import pluralize
 from plateaux.core.text_table import Table
@@ -82,18 +81,17 @@ class Report:
 def report(
     paths: Sequence[str | Path],
     *,
+    trust: Sequence[str] = (),
     max_runs: int = MAX_RUNS,
     only_figures: Sequence[str] = (),
-    components: Components = NO_COMPONENTS,
     figures: bool = True,
     sample_images: bool = False,
 ) -> Report:
     """Return the report of run folders and studies."""
     return compose(
-        read_inputs(paths),
+        read_inputs(paths, trust),
         max_runs=max_runs,
         only_figures=only_figures,
-        components=components,
         figures=figures,
         sample_images=sample_images,
     )
@@ -104,7 +102,6 @@ def compose(
     *,
     max_runs: int = MAX_RUNS,
     only_figures: Sequence[str] = (),
-    components: Components = NO_COMPONENTS,
     figures: bool = True,
     sample_images: bool = False,
 ) -> Report:
@@ -133,7 +130,7 @@ def compose(
     parts = [ReportPart("All runs" if not is_single else "This run", drawn, narrow)]
     detailed = max_runs if figures else 0
     for section in inputs.sections[:detailed]:
-        parts.append(_details(section, families, is_single, components))
+        parts.append(_details(section, families, is_single))
     parts = [part for part in parts if part.figures or part.tables or part.cards]
     return Report(inputs.title, inputs.question, _describe(inputs, detailed), summary(results), parts, results)
 
@@ -178,15 +175,15 @@ def _swept_measures(results: Sequence[ResultRow]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(metric for metric in (*on_test, *others) if metric is not None))
 
 
-def _details(section: RunSection, families: Sequence[str], is_single: bool, components: Components) -> ReportPart:
+def _details(section: RunSection, families: Sequence[str], is_single: bool) -> ReportPart:
     members = cards(section.results)
     has_many = len(members) > MAX_CARDS
     title = "Members" if is_single else f"{section.name}, repetition {section.repetition}"
-    figures = _draw(_plan_run(section, components), families)
+    figures = _draw(_plan_run(section), families)
     return ReportPart(title, figures, [_member_table(members)] if has_many else [], () if has_many else members)
 
 
-def _plan_run(section: RunSection, components: Components) -> Iterator[Plan]:
+def _plan_run(section: RunSection) -> Iterator[Plan]:
     """Yield the figures of one run; most of them need its run folder."""
     run = section.run
     if run is None:
@@ -201,7 +198,7 @@ def _plan_run(section: RunSection, components: Components) -> Iterator[Plan]:
     yield "roc", lambda: uncertainty.roc(artifacts.load_ood_scores(predictions, ood_splits))
     for sets in artifacts.load_partitions(run):
         yield "sam_sets", partial(partition.sam_sets, sets)
-    yield "gallery", lambda: _gallery(run, predictions, components)
+    yield "gallery", lambda: _gallery(run, predictions)
     plots = artifacts.load_landscape_data(run)
     for tree in plots.values():
         yield "landscape", partial(landscape.lines, tree)
@@ -219,10 +216,8 @@ def _reliability_from_predictions(
     return uncertainty.reliability(artifacts.reliability_rows(*predictions["test"], section.results[0]))
 
 
-def _gallery(
-    run: Run, predictions: Mapping[str, artifacts.LoadedPredictions], components: Components
-) -> ReportFigure | None:
-    images = artifacts.load_images(run, components) if "test" in predictions else None
+def _gallery(run: Run, predictions: Mapping[str, artifacts.LoadedPredictions]) -> ReportFigure | None:
+    images = artifacts.load_images(run) if "test" in predictions else None
     return gallery.gallery(predictions["test"][0], images, run.info.data.labels) if images else None
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from plateaux.config.builders.data import build_data, eval_batches
 from plateaux.config.builders.model import build_member
 from plateaux.config.components import Components, Model
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, first_line
 from plateaux.core.member import MemberModule
@@ -89,7 +90,7 @@ def import_weights(
         preprocessing=splits.preprocessing,
         model_configs=None if model else model_configs(recipe.model.name, download=download),
     )
-    run = Run.begin(out, recipe, info)
+    run = Run.begin(out, Experiment(recipe, components), info)
     if data is not None and data.keep_in_run:
         store_data(run, data)
     store_weights(run, [module.state_dict() for module in modules], [f"imported from {origin}" for origin in origins])

@@ -17,6 +17,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe, diff, fingerprint
 from plateaux.core.bounded import Count, FiniteSeconds
 from plateaux.core.errors import RunError, StorageError
@@ -33,7 +35,10 @@ BEGIN_TIMEOUT_S = 60.0
 OWN_NAME = re.compile(r"resume-\d+-\d+\.pt|best-\d+\.safetensors|weights\.safetensors|log/\d+-\d+\.jsonl")
 
 if TYPE_CHECKING:
+    from plateaux.config.components import Model
+    from plateaux.core.method import LossFn
     from plateaux.core.types import TensorTree
+    from plateaux.data.sources import DataSplits, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +74,33 @@ class MemberProgress:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run folder, its recipe, and the content of its run.json."""
+    """A run folder, its recipe, the content of its run.json, and the objects that were passed in Python."""
 
     store: Store
-    recipe: Recipe
+    experiment: Experiment  # the recipe, and what the caller passed in Python
     info: RunInfo
     _written: dict[str, str] = field(default_factory=dict, repr=False, compare=False)  # digests that await a commit
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.experiment.recipe
+
+    @property
+    def components(self) -> Components:
+        return self.experiment.components
 
     def __str__(self) -> str:
         return str(self.store.root)
 
     @classmethod
-    def open(cls, root: RunLike) -> Run:
-        """Open an existing run by its folder, its URL, or a `Run` object."""
-        return cls._open(root)
+    def open(cls, root: RunLike, components: Components | None = None) -> Run:
+        """Open an existing run by its folder, its URL, or a `Run` object, which is read again."""
+        return cls._open(root, components)
 
     @classmethod
-    def _open(cls, root: RunLike, *, check: bool = True) -> Run:
+    def _open(cls, root: RunLike, components: Components | None = None, *, check: bool = True) -> Run:
         if isinstance(root, Run):
+            components = root.components if components is None else components
             root = root.store.root
         store = open_store(root)
         if not store.has("run.json"):
@@ -103,10 +117,18 @@ class Run:
         tree = store.get_json("run.json")  # formats before 3 have no digests, so the format is checked first
         digest = str(tree.get("recipe_digest")) if check else None
         recipe = Recipe.parse(store.get("recipe.toml", digest).decode(errors="replace"), where=f"{root}/recipe.toml")
-        return cls(store, recipe, RunInfo.from_dict(tree, store.root / "run.json"))
+        experiment = Experiment(recipe, components or NO_COMPONENTS)
+        return cls(store, experiment, RunInfo.from_dict(tree, store.root / "run.json"))
 
     @classmethod
-    def begin(cls, root: str | Path, recipe: Recipe, info: RunInfo, *, accept_changes: bool = False) -> Run:
+    def begin(
+        cls,
+        root: str | Path,
+        experiment: Experiment,
+        info: RunInfo,
+        *,
+        accept_changes: bool = False,
+    ) -> Run:
         """Open the run of this recipe, or create it. A folder with another recipe, data, or model code is rejected.
 
         With `accept_changes`, other data and model code are accepted and recorded.
@@ -114,14 +136,16 @@ class Run:
         """
         store = open_store(root)
         with store.lock(BEGIN_LOCK, timeout=BEGIN_TIMEOUT_S):
-            return cls._begin(store, root, recipe, info, accept_changes=accept_changes)
+            return cls._begin(store, root, experiment, info, accept_changes=accept_changes)
 
     @classmethod
-    def _begin(cls, store: Store, root: str | Path, recipe: Recipe, info: RunInfo, *, accept_changes: bool) -> Run:
+    def _begin(
+        cls, store: Store, root: str | Path, experiment: Experiment, info: RunInfo, *, accept_changes: bool
+    ) -> Run:
         if store.has("run.json"):
             # A kill may have separated the recipe from its digest; both are written again below.
             old = cls._open(root, check=False)
-            changes = diff(old.recipe.identity(), recipe.identity())
+            changes = diff(old.recipe.identity(), experiment.recipe.identity())
             if changes:
                 raise RunError(
                     f"{root} belongs to another recipe. Differences (stored -> given):\n  "
@@ -137,7 +161,7 @@ class Run:
                     "(accept_changes=True), which is recorded in the run"
                 )
             info = old.info.with_changes(info) if changes else old.info
-        run = cls(store, recipe, info)
+        run = cls(store, experiment, info)
         run._write()
         return run
 
@@ -146,6 +170,23 @@ class Run:
         self.store.put_json("environment.json", environment())
         names = {str(i): self.member_name(i) for i in range(self.recipe.members)}
         self.store.put_json("run.json", {**self.info.to_dict(), "recipe_digest": digest, "members": names})
+
+    def without_stored_data(self) -> Run:
+        """Return this run without data in memory that the run folder contains; they are read from there when used."""
+        if self.components.data is None or not self.components.data.keep_in_run:
+            return self
+        return replace(self, experiment=Experiment(self.recipe, replace(self.components, data=None)))
+
+    def check_code(self) -> None:
+        """Raise RunError if the code of the model, method, loss, or data set is not that of the training."""
+        from plateaux.config.code import changed_code, code_hashes  # here, because it imports plug-ins
+
+        changed = changed_code(self.info.code, code_hashes(self.recipe, self.components)) if self.info.code else []
+        if changed:
+            raise RunError(
+                f"The code of the {' and the '.join(changed)} is not that of the training of {self}. Restore it, or "
+                "continue anyway: plateaux.open_run(path, ..., accept_changes=True)"
+            )
 
     def record_calibration(self, digest: str) -> None:
         """Record that the run is calibrated, and the digest of the calibration, so that its loss is noticed."""
@@ -166,6 +207,11 @@ class Run:
         settings = {"precision": self.info.autotune.precision, "memory_format": self.info.autotune.memory_format}
         settings = {name: value for name, value in settings.items() if value is not None}
         return self.recipe.replaced(train=settings) if settings else self.recipe
+
+    def resolved(self) -> Experiment:
+        """Return the experiment with the autotuned precision and memory format."""
+        recipe = self.resolved_recipe()
+        return self.experiment if recipe is self.recipe else self.experiment.replaced(train=dict(recipe.train))
 
     def member_name(self, number: int) -> str:
         """Return a hash of everything that determines the weights of a member."""
@@ -304,6 +350,33 @@ class Run:
     def put_shared(self, weights: TensorTree) -> None:
         if weights and not self.store.has(SHARED):
             self._written[SHARED] = self.store.put_tensors(SHARED, weights, {"format": "pt", "plateaux": "shared"})
+
+
+def open_run(
+    path: RunLike,
+    *,
+    data: DataSplits | None = None,
+    model: Model | None = None,
+    loss: LossFn | None = None,
+    unlabeled: Source | None = None,
+    trust: Sequence[str] = (),
+    download: bool = False,
+) -> Run:
+    """Open a run that was trained before, with the objects that were passed to `train` in Python.
+
+    The code of models, methods, and losses, and the data, must be those of the training; otherwise the first use
+    raises an error that names what has changed.
+
+    Args:
+        path: The run folder, or its URL.
+        data: The data that the run was trained with. Data of `plateaux.from_arrays` are read from the run folder.
+        model: The model that the run was trained with.
+        loss: The loss that the run was trained with.
+        unlabeled: The unlabeled samples that the run was trained with.
+        trust: Modules whose functions the recipe may call.
+        download: Allow downloads: of names `hf:user/name`, and of pretrained weights of timm.
+    """
+    return Run.open(path, Components(data, model, loss, unlabeled, tuple(trust), download))
 
 
 RunLike = Run | str | Path

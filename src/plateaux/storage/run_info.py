@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from plateaux.config.recipe import diff
@@ -131,6 +131,7 @@ class RunInfo:
     preprocessing: Preprocessing | None = None  # how raw inputs became the samples; None: not at all
     model_code: ModelCode | None = None  # None: the model is built into Plateaux
     model_configs: Mapping[str, Mapping[str, Any]] | None = None  # config.json of Hugging Face models, by their name
+    code: Mapping[str, str] = field(default_factory=dict)  # hashes of the user's code, by section of the recipe
     accepted_changes: tuple[tuple[str, ...], ...] = ()  # of data or model code, by --accept-changes, oldest first
 
     @classmethod
@@ -143,7 +144,9 @@ class RunInfo:
         old, code = self.model_code, new.model_code
         model = old.changes(code) if old is not None and code is not None else []
         configs = diff(dict(self.model_configs or {}), dict(new.model_configs or {}), "model config ")
-        return diff(self.data.to_dict(), new.data.to_dict()) + model + configs
+        known = self.code.keys() & new.code.keys()
+        codes = [{name: info.code[name] for name in known if name != "model"} for info in (self, new)]
+        return diff(self.data.to_dict(), new.data.to_dict()) + model + configs + diff(codes[0], codes[1], "code of ")
 
     def with_changes(self, new: RunInfo) -> RunInfo:
         """Return the description of this run with the data and the model of `new`, and a record of what changed."""
@@ -157,6 +160,7 @@ class RunInfo:
             model=name,
             model_code=code,
             model_configs=new.model_configs,
+            code=new.code,
             accepted_changes=accepted,
         )
 
@@ -177,6 +181,8 @@ class RunInfo:
             tree["model_code"] = _to_plain(asdict(self.model_code))
         if self.model_configs is not None:
             tree["model_configs"] = _to_plain(self.model_configs)
+        if self.code:
+            tree["code"] = dict(self.code)
         if self.accepted_changes:
             tree["accepted_changes"] = _to_plain(self.accepted_changes)
         if self.calibration_digest is not None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from plateaux.config.builders.data import build_data
-from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core import registry
 from plateaux.core.errors import DataError, RunError, UnknownNameError
 from plateaux.data.checks import check_evaluation_data
@@ -38,8 +37,9 @@ def read_stored_data(root: str | Path) -> DataSplits | None:
     return _read(Run.open(root))
 
 
-def build_run_data(run: Run, components: Components = NO_COMPONENTS) -> DataSplits:
+def build_run_data(run: Run) -> DataSplits:
     """Return the data set of a run: what the caller passes, what the run folder contains, or what the recipe names."""
+    components = run.components
     if components.data is None and run.store.has(DATA_FILE):
         return build_data(run.recipe, replace(components, data=_read(run)))
     try:
@@ -49,7 +49,7 @@ def build_run_data(run: Run, components: Components = NO_COMPONENTS) -> DataSpli
             raise
         raise DataError(
             f"{run} was trained on data that were passed in Python ({run.recipe.data.name!r}) and are not stored in "
-            f'the run folder. Use Python and pass them again, as in plateaux.evaluate("{run}", '
+            f'the run folder. Use Python and pass them again, as in plateaux.open_run("{run}", '
             "data=plateaux.from_arrays(...))."
         ) from error
 

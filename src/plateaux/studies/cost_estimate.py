@@ -21,8 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from plateaux.config.builders.data import build_data, train_val_split
 from plateaux.config.builders.model import build_members
-from plateaux.config.builders.training import build_method
 from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core import registry
 from plateaux.core.errors import DataError, PlateauxError
@@ -169,8 +169,8 @@ class CostEstimate:
         if progress.finished:
             return 0.0
         components = self.runner.components
-        before = count_passes(recipe, number, epochs=max(progress.epoch, start), components=components)
-        return count_passes(recipe, number, components=components) - before
+        before = count_passes(Experiment(recipe, components), number, epochs=max(progress.epoch, start))
+        return count_passes(Experiment(recipe, components), number) - before
 
     def _member_progress(self, spec: RunSpec) -> list[MemberProgress]:
         root = self.runner.root / "runs" / spec.folder
@@ -184,7 +184,7 @@ class CostEstimate:
         parent = next((each for each in self.runner.runs if each.folder == spec.prefix), None)
         if parent is None:
             return 0
-        partition = build_method(parent.recipe, 0, self.runner.components).partition
+        partition = Experiment(parent.recipe, self.runner.components).method().partition
         assert partition is not None
         return partition.after[0]
 
@@ -263,7 +263,7 @@ class CostEstimate:
             auto = {name: value for name, value in candidate.items() if train[name] == "auto"}
             plain = {**tree, "data": {**tree["data"], "batch_size": size}, "method": {"name": "deep_ensemble"}}
             plain["train"] = {**train, **auto}
-            rates.append(throughput(Recipe.from_dict(plain), components))
+            rates.append(throughput(Experiment(Recipe.from_dict(plain), components)))
             if not auto:
                 break
         return max(rates)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plateaux.config.builders.training import build_method
 from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.config.schema import fields
 from plateaux.core import registry
@@ -80,7 +80,7 @@ def run_folder(recipe: Recipe, components: Components = NO_COMPONENTS) -> str:
 
     It includes the number of members if the method is joint or has a data partition.
     """
-    method = build_method(recipe, 0, components)
+    method = Experiment(recipe, components).method()
     is_independent = not method.is_joint and method.partition is None
     return fingerprint({"recipe": recipe.identity(), "members": None if is_independent else recipe.members})
 
@@ -97,7 +97,7 @@ def _parents(recipes: Mapping[str, Recipe], components: Components) -> dict[str,
     groups: dict[str, list[str]] = {}
     for folder, recipe in recipes.items():
         if recipe.train.select == "last" and recipe.train.early_stopping_patience is None:
-            groups.setdefault(fingerprint(shared_prefix(recipe, components)), []).append(folder)
+            groups.setdefault(fingerprint(shared_prefix(Experiment(recipe, components))), []).append(folder)
     return {
         folder: parent for group in groups.values() for folder, parent in _parents_in_group(group, recipes, components)
     }
@@ -106,7 +106,7 @@ def _parents(recipes: Mapping[str, Recipe], components: Components) -> dict[str,
 def _parents_in_group(
     group: Sequence[str], recipes: Mapping[str, Recipe], components: Components
 ) -> Iterator[tuple[str, str]]:
-    partitions = {folder: build_method(recipes[folder], 0, components).partition for folder in group}
+    partitions = {folder: Experiment(recipes[folder], components).method().partition for folder in group}
     first = {folder: each.after[0] for folder, each in partitions.items() if each is not None and each.after[0] > 0}
     if first:
         parent = min(first, key=lambda folder: first[folder])

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.bounded import Count, Finite
 from plateaux.core.errors import PlateauxError, RunError
 from plateaux.core.row_names import MEAN_OF_MEMBERS, RowName
@@ -200,13 +199,11 @@ def to_metric_result(tree: Any, file: object) -> MetricResult:
     return MetricResult(stored.metric, stored.split, rows, *facts, percent, stored.definition)
 
 
-def cost_rows(
-    run: Run, members: int | None = None, components: Components = NO_COMPONENTS
-) -> dict[str, dict[str, float]]:
+def cost_rows(run: Run, members: int | None = None) -> dict[str, dict[str, float]]:
     """Return the training cost of all members, or of the first `members`, by row."""
     try:
         member_ids = range(members or run.recipe.members)
-        costs = {RowName.member(number): measured_cost(run, number, components) for number in member_ids}
+        costs = {RowName.member(number): measured_cost(run, number) for number in member_ids}
     except PlateauxError:  # an external method that is not trusted: untrusted runs are only data
         return {}
     mean = Cost(*(sum(getattr(cost, by) for cost in costs.values()) / len(costs) for by in COSTS))

@@ -16,6 +16,7 @@ from typing import Any
 
 from plateaux.config.builders.data import build_data
 from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core.errors import DivergedError, RunError
 from plateaux.core.formatting import format_duration, json_safe
@@ -44,7 +45,7 @@ from plateaux.studies.study import Study
 from plateaux.training.autotune import autotune
 from plateaux.training.checks import check
 from plateaux.training.cost import count_passes
-from plateaux.training.train import train
+from plateaux.training.train import train_experiment
 
 AUTOTUNE = "autotune.json"
 LOCK_TIMEOUT_S = 600.0  # for another process of the same study that writes results or autotunes
@@ -103,7 +104,7 @@ class StudyRunner:
     def check(self, *, data: bool = True) -> None:
         """Check all recipes, metrics, probes, and, with `data`, splits before anything is written."""
         for spec in self.runs:
-            check(self.training_recipe(spec), self.components)
+            check(Experiment(self.training_recipe(spec), self.components))
         wanted = (*self.study.evaluate.metrics, *self.study.evaluate.corruption_metrics)
         get_metrics(wanted, trust=self.components.trust)
         get_probes(self.study.landscape.probes, trust=self.components.trust)
@@ -167,8 +168,7 @@ class StudyRunner:
 
     def _train(self, recipe: Recipe, root: Path, parent: Path | None) -> None:
         if recipe.executor.name != "mesh":
-            keywords = {**self.components.keywords(), "download": self.components.download}
-            train(recipe, root, **keywords, progress=self.progress, branch_from=parent)
+            train_experiment(Experiment(recipe, self.components), root, progress=self.progress, branch_from=parent)
             return
         name = f"recipes/{root.name}.toml"
         self.store.put(name, recipe.to_toml().encode())
@@ -192,7 +192,7 @@ class StudyRunner:
             tree = self.store.get_json(AUTOTUNE) if self.store.has(AUTOTUNE) else {}
             known = read_shape(dict[str, dict[str, Any]], tree, self.root / AUTOTUNE, "delete it to measure again")
             if name not in known:
-                known[name] = autotune(recipe, self.components, self.progress)
+                known[name] = autotune(Experiment(recipe, self.components), self.progress)
                 self.store.put_json(AUTOTUNE, known)
         tuned = AutotuneInfo.from_dict(known[name], self.root / AUTOTUNE)
         return recipe.replaced(train={"precision": tuned.precision, "memory_format": tuned.memory_format})
@@ -218,39 +218,40 @@ class StudyRunner:
 
     def _evaluate(self, root: Path, members: int) -> list[MetricResult]:
         evaluation, landscape = self.study.evaluate, self.study.landscape
-        some = list(range(members)) if members < Run.open(root).recipe.members else None
-        shared: dict[str, Any] = {**self.components.keywords(), "progress": self.progress}
+        run, progress = Run.open(root, self.components), self.progress
+        some = list(range(members)) if members < run.recipe.members else None
         results: list[MetricResult] = []
         if evaluation.metrics:
             options = EvalOptions(members=some, ensemble_sizes=evaluation.ensemble_sizes)
             metrics = evaluation.metrics
-            results += evaluate(root, split=evaluation.splits, metrics=metrics, options=options, **shared)
+            results += evaluate(run, split=evaluation.splits, metrics=metrics, options=options, progress=progress)
         if evaluation.corruptions:
             options = EvalOptions(members=some, cache_logits="off", corruption_cache=evaluation.corruption_cache)
             metrics = evaluation.corruption_metrics
-            results += evaluate(root, split=evaluation.corruptions, metrics=metrics, options=options, **shared)
+            splits = evaluation.corruptions
+            results += evaluate(run, split=splits, metrics=metrics, options=options, progress=progress)
         results += robustness(results)
         if evaluation.ood:
-            suites, is_by_name = parse_ood_suites(evaluation.ood, Run.open(root).info.data.name)
+            suites, is_by_name = parse_ood_suites(evaluation.ood, run.info.data.name)
             options = EvalOptions(members=some)
             more: dict[str, Any] = {"metrics": evaluation.ood_metrics, "skip_missing": is_by_name}
-            results += detect_ood(root, suites, options=options, **more, **shared)
+            results += detect_ood(run, suites, options=options, progress=progress, **more)
         if evaluation.soup and members > 1:
-            results += evaluate_soup(root, members, evaluation, self.components)
+            results += evaluate_soup(run, members, evaluation)
         if landscape.probes:
             results += probe_landscape(
-                root,
+                run,
                 probes=landscape.probes,
                 split=landscape.split,
                 limit=landscape.samples,
                 members=some,
                 options=ProbeOptions(batchnorm=landscape.batchnorm, augment=landscape.augment),
-                **shared,
+                progress=progress,
             )
         return results
 
     def _entry(self, root: Path, trial: Trial, results: Sequence[MetricResult]) -> dict[str, Any]:
-        run = Run.open(root)
+        run = Run.open(root, self.components)
         members = range(trial.recipe.members)
         log = {f"member {n}": [json_safe(line) for line in run.log(n) if "train loss" in line] for n in members}
         return {
@@ -260,7 +261,7 @@ class StudyRunner:
             "recipe": run.resolved_recipe().replaced(members=trial.recipe.members).to_dict(),
             "environment": environment(),
             "metrics": [to_stored(result) for result in results],
-            "costs": cost_rows(run, trial.recipe.members, self.components),
+            "costs": cost_rows(run, trial.recipe.members),
             "log": log,
         }
 
@@ -287,9 +288,8 @@ class StudyRunner:
         return f"; about {format_duration((time.monotonic() - started) * more / done)} left"
 
     def _cost(self, spec: RunSpec) -> float:
-        return sum(
-            count_passes(spec.recipe, number, components=self.components) for number in range(spec.recipe.members)
-        )
+        experiment = Experiment(spec.recipe, self.components)
+        return sum(count_passes(experiment, number) for number in range(spec.recipe.members))
 
 
 def _check_splits(study: Study, recipe: Recipe, components: Components) -> None:

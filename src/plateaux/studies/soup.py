@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from plateaux.config.components import Components
 from plateaux.core.row_names import RowName
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.options import EvalOptions
@@ -14,22 +13,23 @@ from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.soup import soup
 from plateaux.storage.local_store import LocalStore
+from plateaux.storage.run import Run
 from plateaux.studies.study import EvaluateConfig
 
 SOUP = RowName.parse("uniform soup")
 
 
-def evaluate_soup(root: Path, members: int, config: EvaluateConfig, components: Components) -> list[MetricResult]:
+def evaluate_soup(run: Run, members: int, config: EvaluateConfig) -> list[MetricResult]:
     """Return the accuracy of the soup of the first members on all splits of a study, as `accuracy of the soup`.
 
     A loss barrier between members is no reason to refuse it: that a soup fails may be the result.
     """
-    some, keywords = EvalOptions(members=list(range(members))), components.keywords()
-    with LocalStore(root.parent).scratch() as folder:
-        made = soup(root, Path(folder.root) / "run", split="test", max_barrier=math.inf, options=some, **keywords)
+    some = EvalOptions(members=list(range(members)))
+    with LocalStore(Path(run.store.root).parent).scratch() as folder:
+        made = soup(run, Path(folder.root) / "run", split="test", max_barrier=math.inf, options=some)
         options = EvalOptions(cache_logits="off", corruption_cache=config.corruption_cache)
         names = [*config.splits, *config.corruptions]
-        found = list(evaluate(made.store.root, split=names, metrics=["accuracy"], options=options, **keywords))
+        found = list(evaluate(made, split=names, metrics=["accuracy"], options=options))
     results = [each for each in found if "corruption" not in each.data] + robustness(found)
     return [_renamed(each) for each in results if each.metric.startswith("accuracy")]
 

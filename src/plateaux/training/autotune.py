@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 
-from plateaux.config.builders.data import build_loader, build_training_data, on_device, train_val_split
-from plateaux.config.builders.training import build_executor
-from plateaux.config.components import Components
-from plateaux.config.recipe import Recipe
+from plateaux.config.builders.data import build_loader, on_device, train_val_split
+from plateaux.config.experiment import Experiment
 from plateaux.core.progress import Message, Progress
 from plateaux.core.runtime import configure_runtime, get_device
 from plateaux.core.types import Batch
@@ -29,8 +27,9 @@ BUDGET_S = 5.0  # of a trial that only measures speed
 LOSS_TOLERANCE = 0.02  # relative difference to the loss of the first candidate (fp32)
 
 
-def autotune(recipe: Recipe, components: Components, progress: Progress, *, steps: int = STEPS) -> dict[str, Any]:
+def autotune(experiment: Experiment, progress: Progress, *, steps: int = STEPS) -> dict[str, Any]:
     """Return the fastest precision and memory format, and the results of all candidates; {} if none is "auto"."""
+    recipe = experiment.recipe
     if "auto" not in (recipe.train.precision, recipe.train.memory_format):
         return {}
     supported = ["fp32"] if recipe.executor.mode == "vmap" else ["fp32", "bf16"]  # vmap does not support autocast
@@ -41,8 +40,8 @@ def autotune(recipe: Recipe, components: Components, progress: Progress, *, step
     configure_runtime(threads=recipe.executor.threads)
     tried = []
     for precision, memory_format in product(precisions, formats):
-        candidate = recipe.replaced(train={"precision": precision, "memory_format": memory_format, "compile": False})
-        loss, rate = _measure(candidate, components, steps)
+        candidate = {"precision": precision, "memory_format": memory_format, "compile": False}
+        loss, rate = _measure(experiment.replaced(train=candidate), steps)
         tried.append({"precision": precision, "memory_format": memory_format, "loss": loss, "images_per_second": rate})
         progress(Message(f"tried {precision}, {memory_format}: {rate:,.0f} images/s, loss {loss:.4f}"))
     best = fastest(tried)
@@ -57,23 +56,25 @@ def fastest(tried: list[dict[str, Any]]) -> dict[str, Any]:
     return max([tried[0], *accurate], key=lambda result: float(result["images_per_second"]))
 
 
-def throughput(recipe: Recipe, components: Components, *, steps: int = 6, budget: float = BUDGET_S) -> float:
+def throughput(experiment: Experiment, *, steps: int = 6, budget: float = BUDGET_S) -> float:
     """Return the training speed of one member in images per second, measured over a few steps or some seconds."""
-    return _measure(recipe, components, steps, budget)[1]
+    return _measure(experiment, steps, budget)[1]
 
 
-def _measure(recipe: Recipe, components: Components, steps: int, budget: float | None = None) -> tuple[float, float]:
+def _measure(experiment: Experiment, steps: int, budget: float | None = None) -> tuple[float, float]:
     """Return the mean loss of the first member over some steps, and images per second over the second half.
 
     With a `budget` of seconds, a slow network is measured over fewer steps, after the first one at least.
     """
-    device = get_device(recipe.executor.devices[0] if recipe.executor.devices else None)
-    data = on_device(build_training_data(recipe, components), device)
-    recipe = recipe.replaced(executor={"name": "local", "mode": "loop", "processes": 1})
+    devices = experiment.recipe.executor.devices
+    device = get_device(devices[0] if devices else None)
+    data = on_device(experiment.training_data, device)
+    experiment = experiment.replaced(executor={"name": "local", "mode": "loop", "processes": 1})
+    recipe = experiment.recipe
     ids, _ = train_val_split(recipe, data)
     loader = build_loader(recipe, data, 0, shared=False, device=device, ids=ids)
-    executor = build_executor(recipe, components)
-    states = build_train_states(recipe, data, [0], executor, device=device, steps=loader.steps(), components=components)
+    executor = experiment.executor()
+    states = build_train_states(experiment, data, [0], executor, device=device, steps=loader.steps())
     options = StepOptions(recipe.train.precision, device, shared_lr_schedulers=shared_lr_schedulers(states))
     losses: list[torch.Tensor] = []
     sizes: list[int] = []

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plateaux.config.builders.training import build_method
-from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe, diff
 from plateaux.config.schema import fields, member_options
 from plateaux.core import registry
@@ -14,16 +13,20 @@ from plateaux.core.method import DataPartition
 from plateaux.storage.run import MemberProgress, Run, sharpness_path
 
 
-def shared_prefix(recipe: Recipe, components: Components = NO_COMPONENTS) -> dict[str, Any]:
+def shared_prefix(experiment: Experiment) -> dict[str, Any]:
     """Return everything that determines the weights up to the first data partition: equal for SAM and SharpBalance."""
-    methods = {str(number): _method_before_partition(recipe, number, components) for number in range(recipe.members)}
-    return {**recipe.identity(), "method": methods}
+    members = range(experiment.recipe.members)
+    methods = {str(number): _method_before_partition(experiment, number) for number in members}
+    return {**experiment.recipe.identity(), "method": methods}
 
 
-def branch_from(run: Run, parent: Run, components: Components = NO_COMPONENTS) -> None:
+def branch_from(run: Run, parent: Run) -> None:
     """Copy the checkpoints that a parent run wrote at its first data partition to members that have not started."""
-    mine = {"recipe": shared_prefix(run.resolved_recipe(), components), "data": run.info.data.to_dict()}
-    theirs = {"recipe": shared_prefix(_parent_recipe(parent, run), components), "data": parent.info.data.to_dict()}
+    mine = {"recipe": shared_prefix(run.resolved()), "data": run.info.data.to_dict()}
+    theirs = {
+        "recipe": shared_prefix(Experiment(_parent_recipe(parent, run), run.components)),
+        "data": parent.info.data.to_dict(),
+    }
     changes = diff(theirs, mine)
     if changes:
         raise RunError(
@@ -37,7 +40,7 @@ def branch_from(run: Run, parent: Run, components: Components = NO_COMPONENTS) -
         )
     for number in range(run.recipe.members):
         if run.progress(number) == MemberProgress():
-            _copy_checkpoint(run, parent, number, components)
+            _copy_checkpoint(run, parent, number)
 
 
 def _parent_recipe(parent: Run, run: Run) -> Recipe:
@@ -50,7 +53,7 @@ def _parent_recipe(parent: Run, run: Run) -> Recipe:
     return parent.resolved_recipe().replaced(members=run.recipe.members)
 
 
-def _copy_checkpoint(run: Run, parent: Run, number: int, components: Components) -> None:
+def _copy_checkpoint(run: Run, parent: Run, number: int) -> None:
     checkpoint = parent.progress(number).partition_checkpoint
     if checkpoint is None:
         raise RunError(
@@ -60,7 +63,7 @@ def _copy_checkpoint(run: Run, parent: Run, number: int, components: Components)
     state = parent.get_state(number, checkpoint)
     progress = {**state["progress"], "log_parts": tuple(state["progress"]["log_parts"])}
     epoch = int(progress["epoch"])
-    partition = build_method(run.recipe, number, components).partition
+    partition = run.experiment.method(number).partition
     if partition is not None and partition.after[0] < epoch:
         raise RunError(
             f"{parent.store.root} partitions the samples after {epoch} epochs, but this run does after "
@@ -71,16 +74,14 @@ def _copy_checkpoint(run: Run, parent: Run, number: int, components: Components)
     name = run.put_state(number, MemberProgress(epoch=epoch), state)
     partitions_here = partition is not None and partition.after[0] == epoch
     if partition is not None and partitions_here:
-        _copy_scores(run, parent, number, epoch, partition, components)
+        _copy_scores(run, parent, number, epoch, partition)
     changes = {"checkpoints": ((epoch, 0, name),), "partition_checkpoint": name if partitions_here else None}
     run.commit(number, MemberProgress(**{**progress, **changes}))
 
 
-def _copy_scores(
-    run: Run, parent: Run, number: int, epoch: int, partition: DataPartition, components: Components
-) -> None:
+def _copy_scores(run: Run, parent: Run, number: int, epoch: int, partition: DataPartition) -> None:
     """Copy the sharpness of the samples if both runs compute the same score."""
-    other = build_method(parent.recipe, number, components).partition
+    other = Experiment(parent.recipe, run.components).method(number).partition
     path = sharpness_path(epoch, number)
     if other is None or partition.metadata.get("score") != other.metadata.get("score"):
         return
@@ -88,14 +89,14 @@ def _copy_scores(
         run.store.put(path, parent.store.get(path))
 
 
-def _method_before_partition(recipe: Recipe, number: int, components: Components) -> dict[str, Any]:
+def _method_before_partition(experiment: Experiment, number: int) -> dict[str, Any]:
     """Return name and options, with defaults, of the method that one member uses up to its first data partition."""
-    partition = build_method(recipe, number, components).partition
+    recipe, partition = experiment.recipe, experiment.method(number).partition
     if partition is not None:
         name = str(partition.prefix_method["name"])
         options = {option: value for option, value in partition.prefix_method.items() if option != "name"}
     else:
         name, options = recipe.method.name, recipe.for_member(number).method.options
-    factory = registry.method.get(name, allow=components.trust)
+    factory = registry.method.get(name, allow=experiment.components.trust)
     defaults = {option: default for option, (_, default) in fields(factory).items()}
     return {"name": name, **defaults, **member_options(factory, options, number, recipe.members)}

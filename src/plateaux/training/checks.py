@@ -13,8 +13,9 @@ from typing import Literal
 
 from plateaux.config.builders.data import uses_shared_order
 from plateaux.config.builders.model import architecture_hash
-from plateaux.config.builders.training import build_method, check_plugins, loss_options, method_options
-from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.builders.training import check_plugins, loss_options, method_options
+from plateaux.config.components import Components
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import Method
@@ -27,15 +28,19 @@ from plateaux.training.validation import validation_metrics
 class PlannedTraining:
     """A recipe with the methods of all its members."""
 
-    recipe: Recipe
-    components: Components
-    methods: tuple[Method, ...]  # one per member
+    experiment: Experiment
 
-    @classmethod
-    def from_recipe(cls, recipe: Recipe, components: Components = NO_COMPONENTS) -> PlannedTraining:
-        """Build the methods of all members."""
-        methods = tuple(build_method(recipe, number, components) for number in range(recipe.members))
-        return cls(recipe, components, methods)
+    @property
+    def recipe(self) -> Recipe:
+        return self.experiment.recipe
+
+    @property
+    def components(self) -> Components:
+        return self.experiment.components
+
+    @property
+    def methods(self) -> list[Method]:
+        return [self.experiment.method(number) for number in range(self.recipe.members)]
 
     @property
     def method(self) -> Method:
@@ -56,10 +61,10 @@ class Rule:
     level: Literal["error", "warning"] = "error"
 
 
-def check(recipe: Recipe, components: Components = NO_COMPONENTS) -> bool:
+def check(experiment: Experiment) -> bool:
     """Raise RecipeError if a recipe cannot be trained; return whether its members are trained jointly."""
-    check_plugins(recipe, components)
-    planned = PlannedTraining.from_recipe(recipe, components)
+    check_plugins(experiment.recipe, experiment.components)
+    planned = PlannedTraining(experiment)
     for rule in RULES:
         message = rule.find_violation(planned)
         if message is not None and rule.level == "error":

@@ -13,9 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from plateaux.config.builders.training import build_method
-from plateaux.config.components import NO_COMPONENTS, Components
-from plateaux.config.recipe import Recipe
+from plateaux.config.experiment import Experiment
 from plateaux.core.method import GradRequest, Update
 from plateaux.optim.sam import trace_requests
 from plateaux.storage.run import Run, partition_summary_path
@@ -33,27 +31,27 @@ class Cost:
     seconds: float
 
 
-def measured_cost(run: Run, number: int, components: Components = NO_COMPONENTS) -> Cost:
+def measured_cost(run: Run, number: int) -> Cost:
     """Return the cost of a member of a run so far, including the scoring of samples for data partitions."""
-    progress, summaries = run.progress(number), _partition_summaries(run, number, components)
+    progress, summaries = run.progress(number), _partition_summaries(run, number)
     shares = {epoch: _share(summary, number) for epoch, summary in summaries.items()}
-    passes = count_passes(run.recipe, number, epochs=progress.epoch, shares=shares, components=components)
+    passes = count_passes(run.experiment, number, epochs=progress.epoch, shares=shares)
     return Cost(progress.epoch, passes, progress.seconds)
 
 
 def count_passes(
-    recipe: Recipe,
+    experiment: Experiment,
     number: int = 0,
     *,
     epochs: int | None = None,
     shares: Mapping[int, float] | None = None,
-    components: Components = NO_COMPONENTS,
 ) -> float:
     """Return the number of passes of a member; scoring the samples for a data partition counts as one pass.
 
     `shares` maps the epoch of a data partition to the fraction of samples to which the member applies SAM from then on.
     """
-    method, size = build_method(recipe, number, components), recipe.data.batch_size
+    recipe, method = experiment.recipe, experiment.method(number)
+    size = recipe.data.batch_size
     total_epochs = recipe.train.epochs if epochs is None else epochs
     partitions = [epoch for epoch in (method.partition.after if method.partition else ()) if epoch <= total_epochs]
     sampled = recipe.data.bootstrap or 1.0  # fraction of all samples in an epoch
@@ -80,9 +78,9 @@ def _count_request(request: GradRequest, size: int) -> float:
     return count / size
 
 
-def _partition_summaries(run: Run, number: int, components: Components) -> dict[int, StoredPartition]:
+def _partition_summaries(run: Run, number: int) -> dict[int, StoredPartition]:
     """Return the stored summaries of data partitions by epoch."""
-    partition = build_method(run.recipe, number, components).partition
+    partition = run.experiment.method(number).partition
     names = {epoch: partition_summary_path(epoch) for epoch in (partition.after if partition else ())}
     return {epoch: run.partition_summary(name) for epoch, name in names.items() if run.store.has(name)}
 

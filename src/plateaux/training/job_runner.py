@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from plateaux.config.builders.data import build_training_data, on_device
-from plateaux.config.builders.training import build_executor, build_method
-from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.builders.data import on_device
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.executor import Executor
 from plateaux.core.process_info import is_rank_zero
@@ -33,23 +32,26 @@ class JobRunner:
     """Runs jobs of one run in the process that calls it."""
 
     root: str
-    recipe: Recipe
-    components: Components = NO_COMPONENTS
+    experiment: Experiment
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.experiment.recipe
 
     def __call__(self, job: Job, progress: Progress, *, device: str | None = None, processes: int = 1) -> None:
         """Run a job; `processes` is the number of processes that share this machine."""
         configure_runtime(processes=processes, threads=self.recipe.executor.threads)
-        run = replace(Run.open(self.root), recipe=self.recipe)
-        executor = build_executor(self.recipe, self.components)
+        run = replace(Run.open(self.root), experiment=self.experiment)
+        executor = self.experiment.executor()
         with record_job(run, job, progress, enabled=executor.is_remote and is_rank_zero()) as recorder:
             if job.kind == "assign":
-                _partition_samples(run, job, self.components, recorder.progress)
+                _partition_samples(run, job, recorder.progress)
             else:
                 self._train(run, job, executor, recorder, device)
 
     def _train(self, run: Run, job: Job, executor: Executor, recorder: JobRecorder, device: str | None) -> None:
         local_members = [job.members[row] for row in executor.local_members(len(job.members))]
-        method = build_method(self.recipe, 0, self.components)
+        method = self.experiment.method()
         with ExitStack() as locks, _deterministic(self.recipe.train.deterministic):
             if executor.is_writer():
                 for number in local_members:
@@ -63,11 +65,11 @@ class JobRunner:
             recorder.set_start(remaining.start)
             local_members = [number for number in local_members if number in remaining.members]
             torch_device = get_device(device or executor.device)
-            data = with_cached_features(self.recipe, build_training_data(self.recipe, self.components), self.components)
+            data = with_cached_features(self.recipe, self.experiment.training_data, self.experiment.components)
             data = on_device(data, torch_device)
             finished: Sequence[nn.Module] = ()
             if local_members and method.member_order == "sequential":
-                finished = load_members(run, data, range(local_members[0]), self.components)
+                finished = load_members(run, range(local_members[0]))
             Trainer(
                 run,
                 data,
@@ -75,15 +77,14 @@ class JobRunner:
                 local_members,
                 executor,
                 torch_device,
-                self.components,
                 recorder.progress,
                 finished_members=finished,
             ).fit()
 
 
-def _partition_samples(run: Run, job: Job, components: Components, progress: Progress) -> None:
+def _partition_samples(run: Run, job: Job, progress: Progress) -> None:
     """Partition the training samples once; the other processes of a mesh read the result from the run folder."""
-    partition = build_method(run.recipe, 0, components).partition
+    partition = run.experiment.method().partition
     assert partition is not None
     if is_rank_zero() and not run.store.has(partition_summary_path(job.stop)):
         for folder in ("sharpness", "sam_sets"):  # all scores are written, so no other process writes here now

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from plateaux.config.builders.data import build_loader, train_val_split
 from plateaux.config.builders.model import architecture_hash, build_members
 from plateaux.config.builders.training import build_loss
+from plateaux.config.code import code_hashes
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe
 from plateaux.config.schema import member_value
@@ -52,7 +53,13 @@ def check_data_and_model(
     name, steps = components.model_name, data.preprocessing
     configs = None if components.model else model_configs(recipe.model.name, download=components.download)
     return RunInfo(
-        info, model=name, inputs=checked.summary, preprocessing=steps, model_code=code, model_configs=configs
+        info,
+        model=name,
+        inputs=checked.summary,
+        preprocessing=steps,
+        model_code=code,
+        model_configs=configs,
+        code=code_hashes(recipe, components),
     )
 
 

@@ -10,12 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from plateaux.config.builders.training import build_method
-from plateaux.config.components import Components, Model
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
-from plateaux.core.method import LossFn
-from plateaux.data.sources import DataSplits, Source
 from plateaux.storage.run import MemberProgress, Run, RunLike
 from plateaux.training.jobs import Job, PartitionStatus, Position
 from plateaux.training.partition import partition_statuses
@@ -89,26 +85,16 @@ def remaining_part(job: Job, progress: Mapping[int, MemberProgress], *, is_joint
 def pending_jobs(
     run: RunLike,
     *,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    loss: LossFn | None = None,
-    unlabeled: Source | None = None,
-    trust: Sequence[str] = (),
     without: Collection[int] = (),
 ) -> list[Job]:
     """Return the jobs that a run still needs, without training anything.
 
     Args:
         run: A run, its folder, or its URL.
-        data: The data that the run is trained with, if passed in Python.
-        model: The model that the run is trained with, if passed in Python.
-        loss: The loss that the run is trained with, if passed in Python.
-        unlabeled: Unlabeled samples that the run is trained with, if passed in Python.
-        trust: Modules whose functions the recipe may call.
         without: Ids of members that have failed.
     """
     opened = run if isinstance(run, Run) else Run.open(run)
-    method = build_method(opened.recipe, 0, Components(data, model, loss, unlabeled, tuple(trust)))
+    method = opened.experiment.method()
     return plan(
         opened.recipe,
         opened.all_progress(),

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from plateaux.config.builders.model import architecture_hash, build_members, shared_param_names
-from plateaux.config.builders.training import build_lr_scheduler, build_method, build_optimizer
-from plateaux.config.components import NO_COMPONENTS, Components
+from plateaux.config.builders.training import build_lr_scheduler, build_optimizer
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.config.schema import member_value
 from plateaux.core.errors import RecipeError
@@ -28,28 +28,27 @@ from plateaux.training.state import GradScaler, SharedLRScheduler, TrainState
 
 
 def build_train_states(
-    recipe: Recipe,
+    experiment: Experiment,
     data: DataSplits,
     numbers: Sequence[int],
     executor: Executor,
     *,
     device: torch.device,
     steps: int,
-    components: Components = NO_COMPONENTS,
 ) -> list[TrainState]:
     """Return the training states of members before their first step."""
+    recipe, components = experiment.recipe, experiment.components
     backbone = _cached_backbone(recipe, data, executor, device)
     modules = build_members(recipe, data, numbers, components, backbone=backbone)
     shared_schedulers: dict[str, SharedLRScheduler] = {}
     return [
         _build_train_state(
-            recipe,
+            experiment,
             number,
             module,
             executor,
             device=device,
             steps=steps,
-            components=components,
             shared_schedulers=shared_schedulers,
         )
         for number, module in zip(numbers, modules, strict=True)
@@ -74,22 +73,22 @@ def shared_lr_schedulers(states: Sequence[TrainState]) -> tuple[SharedLRSchedule
 
 
 def _build_train_state(
-    recipe: Recipe,
+    experiment: Experiment,
     number: int,
     module: nn.Module,
     executor: Executor,
     *,
     device: torch.device,
     steps: int,
-    components: Components,
     shared_schedulers: dict[str, SharedLRScheduler],
 ) -> TrainState:
+    recipe = experiment.recipe
     config = recipe.for_member(number).optimizer
     shared_names = shared_param_names(recipe, module)
     executor.setup_module(module)
     module.to(device=device, memory_format=FORMATS[recipe.train.memory_format])  # type: ignore[call-overload]
     module.train()
-    method = build_method(recipe, number, components)
+    method = experiment.method(number)
     if recipe.executor.mode == "vmap":
         _check_vmap(recipe, module)
         if not supports_vmap(method.objective.output):
@@ -118,7 +117,7 @@ def _build_train_state(
         params=params,
         buffers=buffers,
         peak_lr=float(member_value("optimizer.lr", config.lr, number, recipe.members)),
-        architecture=architecture_hash(recipe, number, components),
+        architecture=architecture_hash(recipe, number, experiment.components),
         lr_scheduler=scheduler,
         every_step=every_step,
         shared_lr_scheduler=shared_scheduler,

@@ -26,7 +26,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from plateaux.config.builders.trackers import check_trackers, tracker_target
-from plateaux.config.components import Components
 from plateaux.config.recipe import flatten
 from plateaux.core.bounded import Count
 from plateaux.core.errors import Interrupted, PlateauxError, first_line
@@ -291,7 +290,6 @@ def log_results(
     results: Iterable[MetricResult] = (),
     *,
     files: Sequence[str | Path] = (),
-    trust: Sequence[str] = (),
 ) -> None:
     """Add results and files, such as a report, to what the trackers of a run have.
 
@@ -299,10 +297,9 @@ def log_results(
         run: A run, its folder, or its URL.
         results: What `plateaux.evaluate` returned; the values of the ensemble become part of its summary.
         files: Files to add to those of the run folder: recipe.toml, environment.json, and report.*.
-        trust: Trackers that the recipe of the run may start, such as `wandb`.
     """
     opened = Run.open(run)
-    check_trackers(opened.recipe, Components(trust=tuple(trust)))
+    check_trackers(opened.recipe, opened.components)
     values: dict[str, float] = {}
     for result in results:
         with suppress(KeyError):  # it has one value per class or bin

@@ -17,10 +17,9 @@ from pathlib import Path
 
 import torch
 
-from plateaux.config.builders.data import build_training_data
 from plateaux.config.builders.model import build_member
-from plateaux.config.builders.training import build_executor, build_method
 from plateaux.config.components import Components, Model
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, Interrupted, PlateauxError, RecipeError, RunError
 from plateaux.core.executor import Executor, Failure, all_reduce_max
@@ -81,27 +80,48 @@ def train(
         callbacks: Their methods are called in this process after epochs, checkpoints, and data partitions.
         progress: Called with progress events.
     """
-    stored = read_stored_data(out) if data is None else data
-    components = Components(stored, model, loss, unlabeled, tuple(trust), download)
+    return train_experiment(
+        Experiment(recipe, Components(data, model, loss, unlabeled, tuple(trust), download)),
+        out,
+        branch_from=branch_from,
+        accept_changes=accept_changes,
+        callbacks=callbacks,
+        progress=progress,
+    )
+
+
+def train_experiment(
+    experiment: Experiment,
+    out: str | Path,
+    *,
+    branch_from: RunLike | None = None,
+    accept_changes: bool = False,
+    callbacks: Sequence[Callback] = (),
+    progress: Progress = log_messages,
+) -> Run:
+    """Train an experiment; see `train`."""
+    recipe, components = experiment.recipe, experiment.components
+    if components.data is None and (stored := read_stored_data(out)) is not None:
+        experiment = Experiment(recipe, replace(components, data=stored))
     check_callbacks(callbacks)
-    is_joint = check(recipe, components)
-    executor = build_executor(recipe, components)
+    is_joint = check(experiment)
+    executor = experiment.executor()
     if is_joint and all_reduce_max(executor, int(not executor.local_members(recipe.members))):
         raise RecipeError(
             f"Members of {recipe.method.name!r} share one loss, so every process of the mesh must hold a member. "
             f"Use at most {recipe.members} x executor.data_parallel processes"
         )
     parent = None if branch_from is None else Run.open(branch_from)  # before anything is written
-    run = _open(recipe, out, executor, components, progress, accept_changes=accept_changes)
+    run = _open(experiment, out, executor, progress, accept_changes=accept_changes)
     if parent is not None and is_rank_zero():
-        branching.branch_from(run, parent, components)
+        branching.branch_from(run, parent)
     executor.barrier()
-    _prepare_features(run, recipe, executor, components)
-    run_job = JobRunner(str(out), run.resolved_recipe(), components)
+    _prepare_features(run, executor)
+    run_job = JobRunner(str(out), run.resolved())
     with closing(executor), track(run, executor) as trackers:
         listeners = (progress, trackers.handle, CallbackList(run, callbacks if executor.is_writer() else ()).handle)
         try:
-            failures = _run_jobs(run, executor, run_job, components, partial(_send, listeners))
+            failures = _run_jobs(run, executor, run_job, partial(_send, listeners))
         except Interrupted as stop:
             raise Interrupted(f"{stop}{_without_checkpoint(run)}") from None
         except CallbackFailure as failure:
@@ -109,7 +129,7 @@ def train(
         if failures:
             raise _combine_failures(failures)
         _clean_up(run, executor)
-    return run
+    return run.without_stored_data()
 
 
 def _send(listeners: Sequence[Progress], event: ProgressEvent) -> None:
@@ -117,9 +137,7 @@ def _send(listeners: Sequence[Progress], event: ProgressEvent) -> None:
         listener(event)
 
 
-def _run_jobs(
-    run: Run, executor: Executor, run_job: JobRunner, components: Components, progress: Progress
-) -> list[Failure]:
+def _run_jobs(run: Run, executor: Executor, run_job: JobRunner, progress: Progress) -> list[Failure]:
     """Launch the missing jobs until none are left or none can run; return the failures that were not retried.
 
     Processes of a mesh make the same decisions: each learns which members failed, here or in another process.
@@ -127,7 +145,7 @@ def _run_jobs(
     attempts, has_failed = 1, False
     failed_jobs, failed_members = list[Failure](), set[int]()
     while True:
-        jobs = pending_jobs(run, **components.keywords(), without=failed_members)
+        jobs = pending_jobs(run, without=failed_members)
         logger.debug("pending jobs: %s", ", ".join(map(str, jobs)) or "none")
         executor.barrier()  # all processes must plan before one starts, because a data partition changes the plan
         if not jobs:
@@ -142,7 +160,7 @@ def _run_jobs(
             has_failed = True
             failed_jobs += failures
             # Others of the same job may have completed it.
-            incomplete = pending_jobs(run, **components.keywords(), without=failed_members)
+            incomplete = pending_jobs(run, without=failed_members)
             failed_members |= in_failed_jobs & {number for job in incomplete for number in job.members}
             if run.recipe.run.min_members is None:
                 break
@@ -162,41 +180,41 @@ def _union(executor: Executor, members: set[int], total: int) -> set[int]:
 
 
 def _open(
-    recipe: Recipe,
+    experiment: Experiment,
     out: str | Path,
     executor: Executor,
-    components: Components,
     progress: Progress,
     *,
     accept_changes: bool,
 ) -> Run:
     """Create the run folder in one process, and open it in all processes."""
+    recipe, components = experiment.recipe, experiment.components
     if "tensorboard" in recipe.run.trackers and parse_address(out) is not None:
         raise RecipeError(
             f"TensorBoard appends to files, which the object store of {out} does not support; remove 'tensorboard' "
             "from run.trackers"
         )
     if is_rank_zero():
-        data = build_training_data(recipe, components)
+        data = experiment.training_data
         info = check_data_and_model(recipe, data, components, get_device(executor.device), stacklevel=4)
-        run = Run.begin(out, recipe, info, accept_changes=accept_changes)
+        run = Run.begin(out, experiment, info, accept_changes=accept_changes)
         if components.data is not None and components.data.keep_in_run:
             store_data(run, components.data)
         if run.info.autotune is None:
-            tuned = autotune(recipe, components, progress)
-            if build_method(recipe, 0, components).partition is not None:
+            tuned = autotune(experiment, progress)
+            if experiment.method().partition is not None:
                 tuned["scoring_batch"] = scoring_batch(recipe, data, build_member(recipe, data, 0, components))
             if tuned:
                 run.with_autotune(AutotuneInfo.from_dict(tuned))
     executor.barrier()
-    return replace(Run.open(out), recipe=recipe)
+    return replace(Run.open(out), experiment=experiment)
 
 
-def _prepare_features(run: Run, recipe: Recipe, executor: Executor, components: Components) -> None:
+def _prepare_features(run: Run, executor: Executor) -> None:
     """Compute the backbone features that training reads. The backbone is freed; a job holds its own."""
-    if recipe.model.cache_features:
-        data = with_cached_features(run.resolved_recipe(), build_training_data(recipe, components), components)
-        prepare_features(training_sources(recipe, data), executor)
+    if run.recipe.model.cache_features:
+        data = with_cached_features(run.resolved_recipe(), run.experiment.training_data, run.components)
+        prepare_features(training_sources(run.recipe, data), executor)
 
 
 def _without_checkpoint(run: Run) -> str:

@@ -14,8 +14,6 @@ from torch import nn
 
 from plateaux.config.builders.data import build_loader, train_val_split, uses_shared_order
 from plateaux.config.builders.model import shared_param_names
-from plateaux.config.builders.training import build_method
-from plateaux.config.components import Components
 from plateaux.core.errors import DataError, DivergedError, Interrupted
 from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.progress import Progress
@@ -51,7 +49,6 @@ class Trainer:
         local_members: list[int],
         executor: Executor,
         device: torch.device,
-        components: Components,
         progress: Progress,
         *,
         finished_members: Sequence[nn.Module] = (),
@@ -60,20 +57,25 @@ class Trainer:
         self.recipe, self.device = run.recipe, device
         self.train_ids, self.valid_ids = train_val_split(self.recipe, data)
         self.metrics = validation_metrics(self.recipe.train.select)
-        self.probe_callback = ProbeCallback(self.recipe, data, self.train_ids, device, trust=components.trust)
-        self.method = build_method(self.recipe, 0, components)
+        self.probe_callback = ProbeCallback(self.recipe, data, self.train_ids, device, trust=run.components.trust)
+        self.method = run.experiment.method()
         self.finished_members = finished_members  # whose outputs are part of the loss of sequential methods
         self.diverged: list[DivergedError] = []  # errors of members that diverged while the others continue
         self.checkpointer = Checkpointer(run, data, job, self.method, executor, device)
-        self.members = self._build_members(local_members, components)
+        self.members = self._build_members(local_members)
         self.logger = MetricLogger(run, job, progress)
         self.checkpointer.last_save = time.monotonic()  # building the members is not part of their training time
 
-    def _build_members(self, numbers: list[int], components: Components) -> list[EpochStats]:
+    def _build_members(self, numbers: list[int]) -> list[EpochStats]:
         shared_loader = build_loader(self.recipe, self.data, 0, shared=True, device=self.device, ids=self.train_ids)
         self.steps = shared_loader.steps()
         states = build_train_states(
-            self.recipe, self.data, numbers, self.executor, device=self.device, steps=self.steps, components=components
+            self.run.experiment,
+            self.data,
+            numbers,
+            self.executor,
+            device=self.device,
+            steps=self.steps,
         )
         self.shared_lr_schedulers = shared_lr_schedulers(states)
         if self.job.stop > self.job.start[0]:

@@ -122,8 +122,12 @@ def hub_options(factory: Callable[..., Any], recipe: Recipe, components: Compone
 
 def build_training_data(recipe: Recipe, components: Components = NO_COMPONENTS) -> DataSplits:
     """Return the recipe's data set, with the unlabeled samples if its method needs them."""
-    data = build_data(recipe, components)
-    if "unlabeled" not in build_method(recipe, 0, components).objective.extra_inputs:
+    return with_unlabeled(build_data(recipe, components), build_method(recipe, 0, components), recipe, components)
+
+
+def with_unlabeled(data: DataSplits, method: Method, recipe: Recipe, components: Components) -> DataSplits:
+    """Return data with the unlabeled samples of the recipe, if its method needs them."""
+    if "unlabeled" not in method.objective.extra_inputs:
         return data
     name, _, count = (recipe.data.unlabeled or "").partition("@")
     source = components.unlabeled or _build_unlabeled(name, data, recipe, components)

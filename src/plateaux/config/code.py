@@ -1,0 +1,123 @@
+"""A hash of the code outside of Plateaux that the weights of a run depend on: its model, method, loss, and data set.
+
+The hash covers a function or class and everything of the user that it refers to: functions, classes, and plain values
+of its module and of imported modules. Comments, formatting, and libraries do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from hashlib import blake2b
+from textwrap import dedent
+from types import CodeType, FunctionType
+from typing import Any
+
+from plateaux.config.components import Components
+from plateaux.config.recipe import Recipe
+from plateaux.config.schema import member_value
+from plateaux.core import registry
+from plateaux.core.errors import UnknownNameError
+
+LIBRARIES = ("torch", "plateaux", *sys.stdlib_module_names)
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def code_hashes(recipe: Recipe, components: Components) -> dict[str, str]:
+    """Return a hash by section of the recipe; sections with code of Plateaux, or without a source, are left out."""
+    found: dict[str, list[Callable[..., Any]]] = {"model": [], "method": [], "loss": [], "data": []}
+    names = {member_value("model.name", recipe.model.name, n, recipe.members) for n in range(recipe.members)}
+    for name in names:
+        found["model"] += [components.model] if components.model else _get("model", name, components)
+    found["method"] += _get("method", recipe.method.name, components)
+    found["loss"] += [components.loss] if components.loss else []
+    found["data"] += [] if components.data is not None else _get("dataset", recipe.data.name, components)
+    hashes = {section: source_hash(*factories) for section, factories in found.items() if factories}
+    return {section: value for section, value in hashes.items() if value is not None}
+
+
+def _get(kind: str, name: str, components: Components) -> list[Callable[..., Any]]:
+    """Return the plug-in, or nothing if the name is only a label of an object that was passed in Python."""
+    try:
+        return [getattr(registry, kind).get(name, allow=components.trust)]
+    except UnknownNameError:
+        return []
+
+
+def source_hash(*subjects: Any) -> str | None:
+    """Return a hash of the user's code that the subjects consist of; None: there is none, or its source is missing."""
+    texts: dict[str, str] = {}
+    waiting, seen = list(subjects), set[int]()
+    while waiting:
+        subject = waiting.pop()
+        if isinstance(subject, partial):
+            texts[f"arguments {len(texts)}"] = _ADDRESS.sub("", repr((subject.args, sorted(subject.keywords.items()))))
+            waiting.append(subject.func)
+            continue
+        subject = inspect.unwrap(subject) if callable(subject) else subject
+        subject = subject if inspect.isroutine(subject) or inspect.isclass(subject) else type(subject)
+        if id(subject) in seen or not _is_user_code(subject):
+            continue
+        seen.add(id(subject))
+        text = _source(subject)
+        if text is None:
+            return None
+        texts[f"{subject.__module__}.{subject.__qualname__}"] = text
+        for name, value in _references(subject):
+            if isinstance(value, bool | int | float | str | tuple | None):
+                texts[f"{subject.__module__}.{subject.__qualname__}: {name}"] = repr(value)
+            elif inspect.isroutine(value) or inspect.isclass(value) or isinstance(value, partial):
+                waiting.append(value)
+    content = "\x1f".join(f"{name}\x1e{texts[name]}" for name in sorted(texts))
+    return blake2b(content.encode(), digest_size=8).hexdigest() if texts else None
+
+
+def _references(subject: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values of the module that a function, or a method or base of a class, names."""
+    if inspect.isclass(subject):
+        yield from ((base.__name__, base) for base in subject.__bases__)
+        functions = [inspect.unwrap(getattr(each, "fget", None) or getattr(each, "__func__", each))
+                     for each in vars(subject).values()]  # fmt: skip
+    else:
+        functions = [subject]
+    for function in functions:
+        if isinstance(function, FunctionType):
+            closure = inspect.getclosurevars(function).nonlocals
+            for name in sorted(_names(function.__code__)):
+                if name in function.__globals__ or name in closure:
+                    yield name, closure.get(name, function.__globals__.get(name))
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return set(code.co_names) | set(code.co_freevars) | set().union(*inner)
+
+
+def _is_user_code(subject: Any) -> bool:
+    module = getattr(subject, "__module__", None) or ""
+    if module.partition(".")[0] in LIBRARIES:
+        return False
+    try:
+        file = inspect.getsourcefile(subject) or ""
+    except TypeError:
+        return False
+    return "site-packages" not in file and "dist-packages" not in file
+
+
+def _source(subject: Any) -> str | None:
+    try:
+        text = dedent(inspect.getsource(subject))
+        return ast.unparse(ast.parse(text))  # without comments and formatting
+    except (OSError, TypeError):
+        return None
+    except SyntaxError:  # a lambda inside an expression
+        return text
+
+
+def changed_code(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Return the sections whose code differs; a source that is missing is not compared."""
+    return [section for section in old if section in new and old[section] != new[section]]
