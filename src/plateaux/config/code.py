@@ -10,12 +10,12 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
 from textwrap import dedent
 from types import CodeType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
@@ -23,20 +23,31 @@ from plateaux.config.schema import member_value
 from plateaux.core import registry
 from plateaux.core.errors import UnknownNameError
 
+if TYPE_CHECKING:
+    from torch import nn
+
 LIBRARIES = ("torch", "plateaux", *sys.stdlib_module_names)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def code_hashes(recipe: Recipe, components: Components) -> dict[str, str]:
-    """Return a hash by section of the recipe; sections with code of Plateaux, or without a source, are left out."""
-    found: dict[str, list[Callable[..., Any]]] = {"model": [], "method": [], "loss": [], "data": []}
+LAYER = "layer "
+
+
+def code_hashes(recipe: Recipe, components: Components, networks: Iterable[nn.Module] = ()) -> dict[str, str]:
+    """Return a hash by section of the recipe, and by class of the layers of some networks.
+
+    What is code of Plateaux, or has no source, is left out.
+    """
+    found: dict[str, list[Any]] = {"model": [], "method": [], "loss": [], "data": []}
     names = {member_value("model.name", recipe.model.name, n, recipe.members) for n in range(recipe.members)}
     for name in names:
         found["model"] += [components.model] if components.model else _get("model", name, components)
     found["method"] += _get("method", recipe.method.name, components)
     found["loss"] += [components.loss] if components.loss else []
     found["data"] += [] if components.data is not None else _get("dataset", recipe.data.name, components)
-    hashes = {section: source_hash(*factories) for section, factories in found.items() if factories}
+    for cls in {type(layer) for network in networks for layer in network.modules()}:
+        found[f"{LAYER}{cls.__module__}.{cls.__qualname__}"] = [cls]
+    hashes = {section: source_hash(*subjects) for section, subjects in found.items() if subjects}
     return {section: value for section, value in hashes.items() if value is not None}
 
 
@@ -87,9 +98,12 @@ def _references(subject: Any) -> Iterator[tuple[str, Any]]:
     for function in functions:
         if isinstance(function, FunctionType):
             closure = inspect.getclosurevars(function).nonlocals
-            for name in sorted(_names(function.__code__)):
-                if name in function.__globals__ or name in closure:
-                    yield name, closure.get(name, function.__globals__.get(name))
+            names = sorted(_names(function.__code__))
+            for name in names:
+                value = closure.get(name, function.__globals__.get(name))
+                yield name, value
+                if inspect.ismodule(value) and value.__name__.partition(".")[0] not in LIBRARIES:  # `nets.block()`
+                    yield from ((f"{name}.{each}", vars(value)[each]) for each in names if each in vars(value))
 
 
 def _names(code: CodeType) -> set[str]:
@@ -119,5 +133,5 @@ def _source(subject: Any) -> str | None:
 
 
 def changed_code(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Return the sections whose code differs; a source that is missing is not compared."""
-    return [section for section in old if section in new and old[section] != new[section]]
+    """Return the sections whose code differs, and new classes of layers; a source that is missing is not compared."""
+    return [name for name in new if (name in old or name.startswith(LAYER)) and old.get(name) != new[name]]

@@ -17,6 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plateaux.config.code import changed_code, code_hashes
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe, diff, fingerprint
@@ -177,15 +178,12 @@ class Run:
             return self
         return replace(self, experiment=Experiment(self.recipe, replace(self.components, data=None)))
 
-    def check_code(self) -> None:
+    def check_code(self, networks: Iterable[nn.Module] = ()) -> None:
         """Raise RunError if the code of the model, method, loss, or data set is not that of the training."""
-        from plateaux.config.code import changed_code, code_hashes  # here, because it imports plug-ins
-
-        changed = changed_code(self.info.code, code_hashes(self.recipe, self.components)) if self.info.code else []
-        if changed:
+        if changed := changed_code(self.info.code, code_hashes(self.recipe, self.components, networks)):
             raise RunError(
                 f"The code of the {' and the '.join(changed)} is not that of the training of {self}. Restore it, or "
-                "continue anyway: plateaux.open_run(path, ..., accept_changes=True)"
+                "record the change: plateaux.open_run(path, ..., accept_changes=True)"
             )
 
     def record_calibration(self, digest: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from plateaux.config.code import changed_code
 from plateaux.config.recipe import diff
 from plateaux.core.bounded import Count, Finite, PositiveCount
 from plateaux.data.preprocessing import NO_PREPROCESSING, Preprocessing
@@ -104,21 +105,6 @@ class StoredPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCode:
-    """What identifies the code of a model that is not built into Plateaux."""
-
-    source: str | None  # hash of its code; None: not available
-    layers: Mapping[str, str]  # type and configuration by name
-
-    def changes(self, new: ModelCode) -> list[str]:
-        """Return what differs in another model; a source that is missing is not compared."""
-        known = self.source is not None and new.source is not None
-        sources = [{"source": info.source} if known else {} for info in (self, new)]
-        trees = [{**source, "layers": info.layers} for source, info in zip(sources, (self, new), strict=True)]
-        return diff(trees[0], trees[1], "model.")
-
-
-@dataclass(frozen=True, slots=True)
 class RunInfo:
     """The content of run.json, without the names of the members, which follow from the recipe."""
 
@@ -129,7 +115,7 @@ class RunInfo:
     model: str | None = None  # qualified name of a model that was passed in Python; None: the recipe names it
     inputs: DataSummary | None = None  # what was found in the training samples; None: they were not checked
     preprocessing: Preprocessing | None = None  # how raw inputs became the samples; None: not at all
-    model_code: ModelCode | None = None  # None: the model is built into Plateaux
+    layers: Mapping[str, str] | None = None  # type and configuration by name; None: the model is built into Plateaux
     model_configs: Mapping[str, Mapping[str, Any]] | None = None  # config.json of Hugging Face models, by their name
     code: Mapping[str, str] = field(default_factory=dict)  # hashes of the user's code, by section of the recipe
     accepted_changes: tuple[tuple[str, ...], ...] = ()  # of data or model code, by --accept-changes, oldest first
@@ -141,24 +127,24 @@ class RunInfo:
 
     def changes(self, new: RunInfo) -> list[str]:
         """Return one line for every difference of the data and of the model's code."""
-        old, code = self.model_code, new.model_code
-        model = old.changes(code) if old is not None and code is not None else []
-        configs = diff(dict(self.model_configs or {}), dict(new.model_configs or {}), "model config ")
-        known = self.code.keys() & new.code.keys()
-        codes = [{name: info.code[name] for name in known if name != "model"} for info in (self, new)]
-        return diff(self.data.to_dict(), new.data.to_dict()) + model + configs + diff(codes[0], codes[1], "code of ")
+        changes = diff(self.data.to_dict(), new.data.to_dict())
+        if self.layers is not None and new.layers is not None:
+            changes += diff(dict(self.layers), dict(new.layers), "model.layers.")
+        changes += diff(dict(self.model_configs or {}), dict(new.model_configs or {}), "model config ")
+        changed = changed_code(self.code, new.code)
+        codes = [{name: info.code[name] for name in changed if name in info.code} for info in (self, new)]
+        return changes + diff(codes[0], codes[1], "code of ")
 
     def with_changes(self, new: RunInfo) -> RunInfo:
         """Return the description of this run with the data and the model of `new`, and a record of what changed."""
         accepted = (*self.accepted_changes, tuple(self.changes(new)))
-        code, name = new.model_code, new.model
         return replace(
             self,
             data=new.data,
             inputs=new.inputs,
             preprocessing=new.preprocessing,
-            model=name,
-            model_code=code,
+            model=new.model,
+            layers=new.layers,
             model_configs=new.model_configs,
             code=new.code,
             accepted_changes=accepted,
@@ -177,8 +163,8 @@ class RunInfo:
             tree["inputs"] = _to_plain(asdict(self.inputs))
         if self.preprocessing not in (None, NO_PREPROCESSING):
             tree["preprocessing"] = _to_plain(asdict(self.preprocessing))
-        if self.model_code is not None:
-            tree["model_code"] = _to_plain(asdict(self.model_code))
+        if self.layers is not None:
+            tree["layers"] = dict(self.layers)
         if self.model_configs is not None:
             tree["model_configs"] = _to_plain(self.model_configs)
         if self.code:

@@ -30,8 +30,8 @@ from plateaux.data.checks import check_data
 from plateaux.data.loader import MemberLoader
 from plateaux.data.sources import DataSplits
 from plateaux.integrations.huggingface_models import model_configs
-from plateaux.models.identity import describe_layers, is_built_in, source_hash
-from plateaux.storage.run_info import DataInfo, ModelCode, RunInfo
+from plateaux.models.identity import describe_layers, is_built_in
+from plateaux.storage.run_info import DataInfo, RunInfo
 
 MAX_ARCHITECTURES = 8  # of the members of an ensemble that are checked
 Result = TypeVar("Result")
@@ -48,7 +48,6 @@ def check_data_and_model(
     factory = components.model or registry.model.get(
         member_value("model.name", recipe.model.name, 0, recipe.members), allow=components.trust
     )
-    code = None if is_built_in(factory) else ModelCode(source_hash(factory, networks), describe_layers(networks))
     info = DataInfo.from_splits(data)
     name, steps = components.model_name, data.preprocessing
     configs = None if components.model else model_configs(recipe.model.name, download=components.download)
@@ -57,9 +56,9 @@ def check_data_and_model(
         model=name,
         inputs=checked.summary,
         preprocessing=steps,
-        model_code=code,
+        layers=None if is_built_in(factory) else describe_layers(networks),
         model_configs=configs,
-        code=code_hashes(recipe, components),
+        code=code_hashes(recipe, components, networks),
     )
 
 
