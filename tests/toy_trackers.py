@@ -41,15 +41,22 @@ class Raising(Recorder):
 
 
 class Unready(Recorder):
-    """Raises at its first three calls with numbers."""
+    """Raises when it is started first, and at its first two calls with numbers."""
 
     failed = 0
 
+    def start(self, run: TrackedRun, config: Mapping[str, Any]) -> str | None:
+        self.fail(1)
+        return super().start(run, config)
+
     def log(self, values: Mapping[str, float], step: int) -> None:
-        if type(self).failed < 3:
+        self.fail(3)
+        super().log(values, step)
+
+    def fail(self, times: int) -> None:
+        if type(self).failed < times:
             type(self).failed += 1
             raise ConnectionError("not yet")
-        super().log(values, step)
 
 
 class Hanging(Recorder):

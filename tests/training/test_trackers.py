@@ -210,6 +210,8 @@ def test_a_tracker_that_works_again_gets_what_it_has_missed_in_order(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, recorded: Path
 ) -> None:
     assert logged(train(recipe("Unready"), tmp_path / "run")) == sent(recorded)
+    ensemble, *members = [call for call in read(recorded) if "start" in call]
+    assert [call["parent"] for call in members] == [ensemble["id"]] * 2
     (text,) = warnings_of(caplog)
     assert "'toy_trackers:Unready' failed: ConnectionError: not yet" in text
 

@@ -18,6 +18,7 @@ class TensorBoardTracker:
         self._proto = optional_import("tensorboard.compat.proto.summary_pb2", extra="tensorboard")
         self._events = optional_import("tensorboard.compat.proto.event_pb2", extra="tensorboard")
         self._files = optional_import("tensorboard.summary.writer.record_writer", extra="tensorboard")
+        self._gfile = optional_import("tensorboard.compat.tensorflow_stub.io.gfile", extra="tensorboard")
         self._writer: Any = None
         self._folder = Path()
         self._is_ensemble = False
@@ -43,9 +44,9 @@ class TensorBoardTracker:
             return
         if self._writer is None:  # at the first number: no empty files
             # Not EventFileWriter: it names its file after the machine, and run folders are published.
-            self._folder.mkdir(parents=True, exist_ok=True)
-            file = open(self._folder / f"events.out.tfevents.{time.time_ns()}", "xb")  # noqa: SIM115 (closed by close)
-            self._writer = self._files.RecordWriter(file)
+            self._gfile.makedirs(str(self._folder))
+            name = self._folder / f"events.out.tfevents.{time.time_ns()}"
+            self._writer = self._files.RecordWriter(self._gfile.GFile(str(name), "wb"))
             self._add(file_version="brain.Event:2")
         scalars = [self._proto.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         summary = self._proto.Summary(value=scalars)
