@@ -134,4 +134,7 @@ def _source(subject: Any) -> str | None:
 
 def changed_code(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """Return the sections whose code differs, and new classes of layers; a source that is missing is not compared."""
-    return [name for name in new if (name in old or name.startswith(LAYER)) and old.get(name) != new[name]]
+    has_layers = any(name.startswith(LAYER) for name in old)
+    return [
+        name for name in new if (name in old or (has_layers and name.startswith(LAYER))) and old.get(name) != new[name]
+    ]

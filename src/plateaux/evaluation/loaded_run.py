@@ -30,6 +30,7 @@ class LoadedRun:
 
     def __init__(self, run: RunLike, options: EvalOptions = DEFAULT_OPTIONS) -> None:
         self.run = run = Run.open(run)
+        run.check_code()  # also if all logits are cached, and no network is loaded
         self.components, self.options = run.components, options
         components = run.components
         self.recipe = run.resolved_recipe()

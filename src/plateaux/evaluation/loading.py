@@ -24,12 +24,12 @@ def load_members(run: Run, numbers: Sequence[int]) -> list[torch.nn.Module]:
             f"{run} was trained with {run.info.model!r}, a model that was passed in Python. Pass it again, as in "
             f"plateaux.open_run(path, model={name if name.isidentifier() else '...'})"
         )
-    run.check_code()
     # The weights come from the run folder, so the file of pretrained weights may be gone.
     recipe = run.recipe.replaced(model={"weights": None, "sparsity": 0.0})
     components = replace(components, model_configs=run.info.model_configs or {})
     data = components.data or data_splits_info(run)
     modules = build_members(recipe, data, numbers, components)
+    run.check_code(modules)
     shared = run.shared()
     for number, module in zip(numbers, modules, strict=True):
         names = shared_param_names(recipe, module)

@@ -10,14 +10,14 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plateaux.config.code import changed_code, code_hashes
+from plateaux.config.code import LAYER, changed_code, code_hashes
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe, diff, fingerprint
@@ -36,6 +36,8 @@ BEGIN_TIMEOUT_S = 60.0
 OWN_NAME = re.compile(r"resume-\d+-\d+\.pt|best-\d+\.safetensors|weights\.safetensors|log/\d+-\d+\.jsonl")
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from plateaux.config.components import Model
     from plateaux.core.method import LossFn
     from plateaux.core.types import TensorTree
@@ -185,6 +187,20 @@ class Run:
                 f"The code of the {' and the '.join(changed)} is not that of the training of {self}. Restore it, or "
                 "record the change: plateaux.open_run(path, ..., accept_changes=True)"
             )
+
+    def with_accepted_code(self) -> Run:
+        """Return this run after recording that the code of the caller replaces that of the training."""
+        hashes = code_hashes(self.recipe, self.components)
+        changed = changed_code(self.info.code, hashes)
+        # Classes of layers are known only after a network was built, so they are not compared any more.
+        kept = {name: value for name, value in self.info.code.items() if not name.startswith(LAYER)}
+        lines = tuple(f"code of {name}: {self.info.code[name]!r} -> {hashes[name]!r}" for name in changed)
+        info = replace(self.info, code={**kept, **{name: hashes[name] for name in changed}})
+        info = replace(info, accepted_changes=(*info.accepted_changes, lines)) if lines else info
+        with self.store.lock(BEGIN_LOCK, timeout=BEGIN_TIMEOUT_S):
+            run = replace(self, info=info)
+            run._write()
+        return run
 
     def record_calibration(self, digest: str) -> None:
         """Record that the run is calibrated, and the digest of the calibration, so that its loss is noticed."""
@@ -359,6 +375,7 @@ def open_run(
     unlabeled: Source | None = None,
     trust: Sequence[str] = (),
     download: bool = False,
+    accept_changes: bool = False,
 ) -> Run:
     """Open a run that was trained before, with the objects that were passed to `train` in Python.
 
@@ -373,8 +390,10 @@ def open_run(
         unlabeled: The unlabeled samples that the run was trained with.
         trust: Modules whose functions the recipe may call.
         download: Allow downloads: of names `hf:user/name`, and of pretrained weights of timm.
+        accept_changes: Use code that has changed since the training; the change is recorded in the run.
     """
-    return Run.open(path, Components(data, model, loss, unlabeled, tuple(trust), download))
+    run = Run.open(path, Components(data, model, loss, unlabeled, tuple(trust), download))
+    return run.with_accepted_code() if accept_changes else run
 
 
 RunLike = Run | str | Path
