@@ -39,8 +39,10 @@ def report(
 
     In Python: `plateaux.reports.export.to_html(plateaux.reports.report.report(["runs/demo"]))`
     """  # fmt: skip
+    from plateaux.config.components import Components
     from plateaux.reports.export import write_figures
-    from plateaux.reports.report import report as build_report
+    from plateaux.reports.inputs import read_inputs
+    from plateaux.reports.report import compose
 
     kind = format or out.suffix.removeprefix(".")
     if kind not in FORMATS:
@@ -48,7 +50,7 @@ def report(
     options: dict[str, Any] = {"max_runs": max_runs, "only_figures": split_names(only_figures or "")}
     options["sample_images"] = sample_images
     has_figures = kind != "csv" or figures_dir is not None
-    built = build_report(paths, figures=has_figures, trust=trust or (), **options)
+    built = compose(read_inputs(paths, Components(trust=tuple(trust or ()))), figures=has_figures, **options)
     write_atomic(out, _text(built, kind, out, figures_dir))
     files = write_figures(built, figures_dir) if figures_dir is not None else []
     plain = {

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from plateaux.config.components import Components
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import flatten, short_key
 from plateaux.core.errors import PlateauxError, RunError, StorageError
 from plateaux.reports.figures.training import TrainingLog
 from plateaux.reports.query import result_label
 from plateaux.storage.backends import open_store
 from plateaux.storage.json_shapes import read_shape
-from plateaux.storage.run import Run
+from plateaux.storage.run import Run, RunLike
 from plateaux.studies.grid import condition_label
 from plateaux.studies.outputs import FigureConfig, TableConfig
 from plateaux.studies.results import (
@@ -68,12 +68,11 @@ class ReportInputs:
         return logs
 
 
-def read_inputs(paths: Sequence[str | Path], trust: Sequence[str] = ()) -> ReportInputs:
-    """Read run folders and studies; a study is a folder with results.json, or that file alone."""
+def read_inputs(paths: Sequence[RunLike], components: Components = NO_COMPONENTS) -> ReportInputs:
+    """Read runs and studies; a study is a folder with results.json, or that file alone."""
     if not paths:
         raise RunError("Nothing to report on. Give a run folder or a study folder.")
-    components = Components(trust=tuple(trust))
-    sources = [(_read_study if _is_study(path) else _read_run)(path, components) for path in paths]
+    sources = [_read_source(path, components) for path in paths]
     runs = _with_unique_names([section for each in sources for section in each.sections if not each.question])
     has_several = len(sources) > 1
     studies = [_with_study_name(each) if has_several else each.sections for each in sources if each.question]
@@ -93,19 +92,22 @@ def _with_study_name(inputs: ReportInputs) -> list[RunSection]:
     ]
 
 
-def _is_study(path: str | Path) -> bool:
-    return Path(path).is_file() or (Path(path) / RESULTS).is_file()
-
-
-def _read_run(path: str | Path, components: Components) -> ReportInputs:
+def _read_source(path: RunLike, components: Components) -> ReportInputs:
+    if isinstance(path, Run):
+        return _read_run(path)
+    if Path(path).is_file() or (Path(path) / RESULTS).is_file():
+        return _read_study(path, components)
     if not open_store(path).has("run.json"):
         raise RunError(
             f"{path} is neither a run folder (with run.json) nor a study (with results.json). Create one with "
             "`plateaux train` or `plateaux study`."
         )
-    run = Run.open(path, components)
+    return _read_run(Run.open(path, components))
+
+
+def _read_run(run: Run) -> ReportInputs:
     logs = [_read_log(run, number) for number in range(run.recipe.members)]
-    name = Path(path).resolve().name
+    name = Path(str(run)).resolve().name
     results = [replace(each, run=name) for each in results_from_run(run)]  # without the folders of this machine
     section = RunSection(name, {}, 0, results, logs, run.recipe.to_dict(), run)
     return ReportInputs(name, [section])

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
-from pathlib import Path
 
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.formatting import pluralize
@@ -27,7 +26,7 @@ from plateaux.reports.options import MAX_RUNS
 from plateaux.reports.query import DIVERSITY, SHARPNESS, first_measured, result_label, swept_factor
 from plateaux.reports.style import ReportFigure
 from plateaux.reports.summary import MAX_CARDS, MemberCard, SummaryLine, cards, summary
-from plateaux.storage.run import Run
+from plateaux.storage.run import Run, RunLike
 from plateaux.studies.results import ResultRow
 from plateaux.studies.tables import declared_tables, select
 
@@ -79,17 +78,16 @@ class Report:
 
 
 def report(
-    paths: Sequence[str | Path],
+    sources: Sequence[RunLike],
     *,
-    trust: Sequence[str] = (),
     max_runs: int = MAX_RUNS,
     only_figures: Sequence[str] = (),
     figures: bool = True,
     sample_images: bool = False,
 ) -> Report:
-    """Return the report of run folders and studies."""
+    """Return the report of runs and studies: `Run` objects, their folders, and folders or files of studies."""
     return compose(
-        read_inputs(paths, trust),
+        read_inputs(sources),
         max_runs=max_runs,
         only_figures=only_figures,
         figures=figures,
