@@ -11,8 +11,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import wraps
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 # Before torch is imported, and inherited by every process that a test starts.
@@ -21,6 +19,7 @@ os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a process that crashes print
 
 import hypothesis
 import numpy as np
+import processes
 import pytest
 import torch
 
@@ -59,21 +58,6 @@ UNIT = {
     *("storage", "training"),
 }
 _STARTED_BEFORE = pytest.StashKey[int]()
-_processes_started = 0
-
-
-def _count_starts(start: Callable[..., None]) -> Callable[..., None]:
-    @wraps(start)
-    def counted(*args: object, **kwargs: object) -> None:
-        global _processes_started
-        _processes_started += 1
-        start(*args, **kwargs)
-
-    return counted
-
-
-subprocess.Popen.__init__ = _count_starts(subprocess.Popen.__init__)  # type: ignore[method-assign]
-BaseProcess.start = _count_starts(BaseProcess.start)  # type: ignore[method-assign]
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +66,7 @@ def _starts_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     before = request.node.stash[_STARTED_BEFORE]  # also before the fixtures of its module
     folder = request.path.relative_to(Path(__file__).parent).parts[0]
-    if _processes_started > before and folder in UNIT and not request.node.get_closest_marker("process"):
+    if processes.started > before and folder in UNIT and not request.node.get_closest_marker("process"):
         pytest.fail("The test started a process. Mark it with pytest.mark.process, or use the code in this process.")
 
 
@@ -115,7 +99,7 @@ def _name_after_its_group(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Switch off coverage for the tests in WITHOUT_COVERAGE and for the processes that they start; count processes."""
-    item.stash[_STARTED_BEFORE] = _processes_started
+    item.stash[_STARTED_BEFORE] = processes.started
     path = item.path.relative_to(Path(__file__).parent)
     if not any(path.is_relative_to(prefix) for prefix in WITHOUT_COVERAGE):
         return (yield)

@@ -180,7 +180,7 @@ def is_small(file: Path, changes: Sequence[str] = ()) -> bool:
         return False
 
 
-def test_mutated_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutated_recipes_cause_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rng = random.Random(1)
     seeds = [SMALL, SHARPBALANCE, SEARCH, *(file.read_text("utf-8") for file in sorted(ROOT.glob("recipes/*.toml")))]
@@ -195,7 +195,7 @@ def test_mutated_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert problems == []
 
 
-def test_mutated_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutated_studies_cause_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rng = random.Random(2)
     file, problems = tmp_path / "study.toml", []
@@ -207,7 +207,7 @@ def test_mutated_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert problems == []
 
 
-def test_mutated_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutated_claims_cause_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim, or its evidence, is mutated."""
     monkeypatch.setattr(claim, "claims_dir", lambda: tmp_path)
     rng = random.Random(3)
@@ -308,7 +308,7 @@ def is_quick(words: Sequence[str]) -> bool:
     )
 
 
-def test_command_lines(run: Path) -> None:
+def test_random_command_lines_cause_no_traceback(run: Path) -> None:
     rng = random.Random(4)
     lines = [words for words in (command_line(rng) for _ in range(3 * COMMAND_LINES)) if is_quick(words)]
     problems = [(words, problem) for words in lines[:COMMAND_LINES] if (problem := attack(words)[2])]

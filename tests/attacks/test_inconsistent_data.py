@@ -195,7 +195,7 @@ def test_random_items_are_trained_evaluated_and_resumed(tmp_path: Path, workers:
 
 
 @pytest.mark.parametrize("length", ["many", -1, 2.5, None])
-def test_a_length_that_is_no_number_is_refused(length: Any) -> None:
+def test_an_invalid_length_is_refused(length: Any) -> None:
     class Odd(Rows):
         def __len__(self) -> Any:
             return length

@@ -1,4 +1,4 @@
-"""The ledger's command, its page, and the studies it starts."""
+"""The command `plateaux claims`: its output, its page, and the studies it runs."""
 
 from __future__ import annotations
 
@@ -93,14 +93,14 @@ def test_the_command_shows_every_claim() -> None:
     assert all(each["verdicts"].keys() == set(each["cases"]) for each in found)
 
 
-def test_the_command_shows_the_claims_asked_for() -> None:
+def test_the_command_shows_the_requested_claims() -> None:
     code, out, _ = call("claims", "7", CLAIMS[3].name, "--json")
     assert (code, [each["number"] for each in json.loads(out)]) == (0, [3, 7])
     code, _, message = call("claims", "sharpbalance")
     assert (code, "There is no claim 'sharpbalance'" in message) == (2, True)
 
 
-def test_a_person_gets_a_table_with_our_figures() -> None:
+def test_a_terminal_shows_a_table_with_our_values() -> None:
     lines = Console(width=200, record=True, file=io.StringIO())
     lines.print(claims.table([ClaimEntry(claim(), evidence(around(1.5, 1))), ClaimEntry(claim(number=2))]))
     text = lines.export_text()
@@ -109,7 +109,7 @@ def test_a_person_gets_a_table_with_our_figures() -> None:
     assert "not yet run" in text
 
 
-def test_run_runs_the_study_and_the_verdict_follows(project: Path) -> None:
+def test_run_studies_runs_the_study_and_updates_the_verdict(project: Path) -> None:
     assert json.loads(call("claims")[1])[0]["verdicts"] == {STATED: "not yet run"}
     code, out, message = call("claims", "1", "--run-studies", "--out", "pages/claims.md")
     assert (code, message) == (0, "")
@@ -123,7 +123,7 @@ def test_run_runs_the_study_and_the_verdict_follows(project: Path) -> None:
     assert json.loads(call("claims")[1])[0]["evidence"] == found["evidence"]
 
 
-def test_evidence_can_lie_elsewhere(project: Path) -> None:
+def test_evidence_can_be_stored_in_another_folder(project: Path) -> None:
     assert call("claims", "--run-studies", "--evidence", "mine", "--workdir", "there")[0] == 0
     assert (project / "mine" / "1-lead.json").is_file()
     assert (project / "there" / "lead" / "evidence" / "1-lead.json").is_file()
@@ -139,7 +139,7 @@ def test_a_page_that_cannot_be_written_is_a_storage_error(project: Path) -> None
 # Studies.
 
 
-def test_a_study_that_fails_or_is_not_there_or_leaves_nothing_is_named(project: Path) -> None:
+def test_a_study_that_fails_is_missing_or_writes_no_evidence_is_an_error(project: Path) -> None:
     (project / "studies" / "lead.py").write_text("raise SystemExit(3)", encoding="utf-8")
     code, _, message = call("claims", "--run-studies")
     assert (code, "failed with exit code 3" in message) == (4, True)
@@ -151,7 +151,7 @@ def test_a_study_that_fails_or_is_not_there_or_leaves_nothing_is_named(project: 
     assert (code, "clone of the repository" in message) == (2, True)
 
 
-def test_claims_of_one_study_run_it_once(project: Path) -> None:
+def test_claims_that_share_a_study_run_it_once(project: Path) -> None:
     calls: list[Sequence[str]] = []
 
     def pretend(words: Sequence[str]) -> int:
@@ -174,7 +174,7 @@ def test_claims_of_one_study_run_it_once(project: Path) -> None:
     assert again.seconds is None  # the time of the second call is not that of the study
 
 
-def test_where_a_study_lay_outside_the_project_is_not_told(project: Path, tmp_path_factory: Any) -> None:
+def test_evidence_does_not_contain_folders_outside_the_project(project: Path, tmp_path_factory: Any) -> None:
     out = tmp_path_factory.mktemp("elsewhere")
     studies.gather([claim(study="studies/lead.py")], out, project / "found", project)
     found = read_evidence(claim(), project / "found")
@@ -182,7 +182,7 @@ def test_where_a_study_lay_outside_the_project_is_not_told(project: Path, tmp_pa
     assert found.command == "python studies/lead.py runs/lead"
 
 
-def test_what_a_study_says_of_itself_is_kept(project: Path) -> None:
+def test_command_and_duration_reported_by_a_study_are_kept(project: Path) -> None:
     own = SCRIPT.replace('"cases"', '"command": "by hand", "seconds": 9000, "cases"')
     (project / "studies" / "lead.py").write_text(own, encoding="utf-8")
     assert call("claims", "--run-studies")[0] == 0
@@ -191,7 +191,7 @@ def test_what_a_study_says_of_itself_is_kept(project: Path) -> None:
     assert (found.command, found.seconds) == ("by hand", 9000)
 
 
-def test_the_commit_is_that_of_the_clone_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_is_empty_outside_of_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert studies.commit(tmp_path) == ""
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
@@ -203,7 +203,7 @@ def test_the_commit_is_that_of_the_clone_or_nothing(tmp_path: Path, monkeypatch:
     assert studies.commit(tmp_path) == ""
 
 
-def test_the_theorys_numbers_become_evidence(theory: dict[str, Any], tmp_path: Path) -> None:
+def test_theory_results_become_evidence(theory: dict[str, Any], tmp_path: Path) -> None:
     def pretend(words: Sequence[str]) -> int:
         folder = Path(words[words.index("--out") + 1])
         folder.mkdir(parents=True)
@@ -241,7 +241,7 @@ def test_the_theorys_numbers_become_evidence(theory: dict[str, Any], tmp_path: P
     ]  # fmt: skip
 
 
-def test_the_theorys_study_comes_with_the_package_and_others_do_not(tmp_path: Path) -> None:
+def test_only_the_theory_study_is_part_of_the_package(tmp_path: Path) -> None:
     assert studies.study_command("theory", tmp_path, tmp_path)[:3] == ["-m", "plateaux", "theory"]
     with pytest.raises(RecipeError, match="not part of the package"):
         studies.study_command("studies/flat.toml", tmp_path, tmp_path)
@@ -249,7 +249,7 @@ def test_the_theorys_study_comes_with_the_package_and_others_do_not(tmp_path: Pa
         studies.collect([claim()], tmp_path)
 
 
-def test_the_study_of_the_scores_cost_leaves_evidence_that_fits(tmp_path: Path, script: Script) -> None:
+def test_the_scoring_cost_study_writes_valid_evidence(tmp_path: Path, script: Script) -> None:
     done = script(ROOT / "studies" / "scoring_cost.py", str(tmp_path), "--quick")
     assert done.returncode == 0, done.stderr
     found = read_evidence(CLAIMS[8], tmp_path / "evidence")
@@ -264,7 +264,7 @@ def test_the_study_of_the_scores_cost_leaves_evidence_that_fits(tmp_path: Path, 
 # The page.
 
 
-def test_the_page_is_what_the_files_say() -> None:
+def test_the_page_of_claims_is_current() -> None:
     text = (ROOT / "docs" / "results" / "claims.md").read_text(encoding="utf-8")
     assert text == page(read_entries()), "make it again: plateaux claims --out docs/results/claims.md"
 
@@ -277,7 +277,7 @@ def test_the_page_shows_every_claim_with_its_criterion() -> None:
         assert each.primary.paper in text
 
 
-def test_a_section_tells_what_was_asked_what_was_found_and_how_to_get_it_again() -> None:
+def test_a_section_states_criterion_result_and_command() -> None:
     beside = {"metric": "members", "direction": "below", "zero": 2, "effect": 1.0, "paper": "1"}
     asked = claim(also=[beside], precondition={"metric": "training accuracy", "at_least": 0.99})
     case = Case(primary=(around(1.5, 1.0),), also=(MeasuredValue(value=3.0),))
@@ -321,11 +321,11 @@ def test_the_page_counts_its_verdicts() -> None:
     assert "3 claims, 3 cases: 1 reproduced, 2 not yet run." in page(entries)
 
 
-def test_the_claims_lie_at_the_root_of_the_project() -> None:
+def test_the_claims_folder_is_at_the_root_of_the_project() -> None:
     assert claims_dir() == ROOT / "claims"
 
 
-def test_the_study_of_steps_with_many_members_leaves_evidence_that_fits(tmp_path: Path, script: Script) -> None:
+def test_the_sed_step_time_study_writes_valid_evidence(tmp_path: Path, script: Script) -> None:
     done = script(ROOT / "studies" / "sed_steps.py", str(tmp_path), "--quick")
     assert done.returncode == 0, done.stderr
     found = read_evidence(CLAIMS[10], tmp_path / "evidence")

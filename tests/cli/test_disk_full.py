@@ -97,7 +97,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("size", [1, 100_000])
-def test_torch_reports_a_full_disk_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_a_full_disk_is_recognized_in_errors_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     @contextmanager
     def open_full(partial: Path, name: str, folder: int, *, durable: bool = True) -> Iterator[IO[bytes]]:
         with FullFile(tmp_path / "partial", "wb") as file:
@@ -108,7 +110,7 @@ def test_torch_reports_a_full_disk_as_such(tmp_path: Path, monkeypatch: pytest.M
         LocalStore(tmp_path).put_state("state.pt", {"weight": torch.zeros(size)})
 
 
-def test_a_full_disk_behind_the_output_gives_exit_code_4(script: object) -> None:
+def test_a_full_disk_behind_stdout_gives_exit_code_4(script: object) -> None:
     import subprocess
     import sys
 
@@ -122,7 +124,7 @@ def test_a_full_disk_behind_the_output_gives_exit_code_4(script: object) -> None
     assert "Traceback" not in ended.stderr
 
 
-def test_any_other_error_of_the_system_gives_exit_code_4(tmp_path: Path) -> None:
+def test_other_os_errors_give_exit_code_4(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = CliRunner().invoke(app, [*SMALL, "--out", str(tmp_path / "file" / "run")])
     assert (result.exit_code, type(result.exception)) == (4, SystemExit)

@@ -1,4 +1,4 @@
-"""The commands that ask a finished run, as a person and as a pipe meet them."""
+"""The commands that evaluate, calibrate, and predict with a finished run, in a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(out)
 
 
-def asked(*words: str) -> list[dict[str, Any]]:
+def run_json(*words: str) -> list[dict[str, Any]]:
     code, out, message = call(*words)
     assert code == 0, message
     return list(json.loads(out))
 
 
-def test_everything_is_measured_unless_something_is_asked_for(run: str) -> None:
-    found = {each["metric"]: each for each in asked("evaluate", run)}
+def test_all_default_metrics_are_evaluated_unless_metrics_are_selected(run: str) -> None:
+    found = {each["metric"]: each for each in run_json("evaluate", run)}
     assert {each["group"] for each in found.values()} == {"performance", "uncertainty", "diversity"}
     assert {"accuracy", "macro_f1", "nll", "ece", "aurc", "disagreement", "kl", "cka"} <= set(found)
     assert not {"per_class", "reliability", "binary_f1"} & set(found)
@@ -44,8 +44,8 @@ def test_everything_is_measured_unless_something_is_asked_for(run: str) -> None:
         assert len(each["data"]["fingerprint"]) == 16
 
 
-def test_measures_are_asked_for_by_name_by_question_and_with_options(run: str) -> None:
-    names = [each["metric"] for each in asked("evaluate", run, "--metrics", "performance,ece(bins=5),per_class")]
+def test_metrics_are_selected_by_name_group_and_options(run: str) -> None:
+    names = [each["metric"] for each in run_json("evaluate", run, "--metrics", "performance,ece(bins=5),per_class")]
     assert names[0] == "accuracy"
     assert names[-2:] == ["ece(bins=5)", "per_class"]
     assert "nll" not in names
@@ -55,25 +55,25 @@ def test_measures_are_asked_for_by_name_by_question_and_with_options(run: str) -
     assert call("evaluate", run, "--metrics", "ece(bins=5")[0] == 2
 
 
-def test_a_second_call_says_that_nothing_was_run(run: str) -> None:
+def test_a_second_call_reports_cached_logits(run: str) -> None:
     call("evaluate", run)
     assert "using cached" in call("evaluate", run, "--members", "1,0")[2]
     assert call("evaluate", run, "--members", "a")[0] == 2
     assert call("evaluate", run, "--members", "7")[0] == 2
 
 
-def test_markdown_has_a_table_for_each_question(run: str) -> None:
+def test_markdown_has_a_table_for_each_group_of_metrics(run: str) -> None:
     text = call("evaluate", run, "--markdown", "--ensemble-sizes", "--metrics", "all,per_class,reliability")[1]
     for words in ("performance", "uncertainty", "diversity", "by size", "| class 3 |", "ensemble (mean probability)"):
         assert words in text, words
 
 
-def test_own_samples_cannot_be_told_from_themselves(run: str) -> None:
-    found = asked("evaluate", run, "--ood", "near=digits", "far=digits", "--metrics", "none")
+def test_ood_detection_of_the_test_samples_themselves_has_auroc_one_half(run: str) -> None:
+    found = run_json("evaluate", run, "--ood", "near=digits", "far=digits", "--metrics", "none")
     assert [each["split"] for each in found] == ["digits (near)", "digits (far)"]
     assert found[0]["rows"]["members together · energy · auroc"]["value"] == 0.5
     assert "members together" in call("evaluate", run, "--ood", "near=digits", "--markdown")[1]
-    both = asked("evaluate", run, "--ood", "near=digits", "--split", "test@100")
+    both = run_json("evaluate", run, "--ood", "near=digits", "--split", "test@100")
     assert {each["metric"] for each in both} > {"accuracy", "ood"}
     assert both[0]["data"]["samples"] == 100
     assert call("evaluate", run, "--split", "test@many")[0] == 4
@@ -85,12 +85,12 @@ def test_own_samples_cannot_be_told_from_themselves(run: str) -> None:
     assert (code, "name the datasets" in message) == (2, True)
 
 
-def test_doubt_is_fitted_judged_and_put_to_use(run: str, tmp_path: Path) -> None:
+def test_a_calibration_is_fitted_evaluated_and_used(run: str, tmp_path: Path) -> None:
     assert call("evaluate", run, "--calibrated")[0] == 4
     code, out, message = call("calibrate", run, "--split", "validation", "--target-risk", "0.1", "--conformal", "raps")
     assert code == 0, message
     assert json.loads(out)["samples"] == 200
-    (found,) = asked("evaluate", run, "--calibrated")
+    (found,) = run_json("evaluate", run, "--calibrated")
     assert any("coverage" in name for name in found["rows"])
     assert "nll before" in call("evaluate", run, "--calibrated", "--markdown")[1]
     code, _, message = call("evaluate", run, "--calibrated", "--split", "validation")
@@ -104,7 +104,7 @@ def test_doubt_is_fitted_judged_and_put_to_use(run: str, tmp_path: Path) -> None
     assert call("calibrate", run, "--order", "both")[0] == 2
 
 
-def test_samples_that_cannot_be_corrupted_are_told(run: str) -> None:
+def test_images_too_small_to_corrupt_are_an_error(run: str) -> None:
     code, _, message = call("evaluate", run, "--split", "corrupted:fog:3")
     assert code == 3
     assert "at least 16 pixels" in message
@@ -118,7 +118,7 @@ def test_a_device_that_does_not_exist_is_refused_without_a_traceback(run: str) -
     assert "There is no device 'junk': this machine has" in message
 
 
-def test_the_command_measures_on_a_mesh(run: str) -> None:
+def test_the_command_evaluates_on_a_mesh(run: str) -> None:
     words = ["evaluate", run, "--metrics", "accuracy,nll", "--no-cache", "--executor", "mesh", "--processes", "2"]
     done = subprocess.run(
         [sys.executable, "-m", "plateaux", *words],
@@ -126,13 +126,13 @@ def test_the_command_measures_on_a_mesh(run: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     meshed = json.loads(done.stdout)
-    local = asked("evaluate", run, "--metrics", "accuracy,nll", "--no-cache")
+    local = run_json("evaluate", run, "--metrics", "accuracy,nll", "--no-cache")
     assert meshed[0]["rows"] == local[0]["rows"]
     for row, value in local[1]["rows"].items():
         assert meshed[1]["rows"][row]["value"] == pytest.approx(value["value"], rel=1e-6)
 
 
-def test_tables_fit_the_terminal_and_keep_the_names_of_their_rows(run: str) -> None:
+def test_tables_fit_the_terminal_and_show_full_row_names(run: str) -> None:
     found = plateaux.evaluate(run, metrics=["all", "per_class"], options=EvalOptions(ensemble_sizes=True))
     for width in (80, 120):
         console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
@@ -157,10 +157,10 @@ def run_with_cascade(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_cascade_is_evaluated_and_used(run_with_cascade: str, tmp_path: Path) -> None:
-    (found,) = asked("evaluate", run_with_cascade, "--cascade")
+    (found,) = run_json("evaluate", run_with_cascade, "--cascade")
     assert found["metric"] == "cascade"
     assert 2 <= found["rows"]["ensemble (cascade) · members queried"]["value"] <= 3
-    own, other, detected = asked("evaluate", run_with_cascade, "--cascade", "--ood", "near=digits")
+    own, other, detected = run_json("evaluate", run_with_cascade, "--cascade", "--ood", "near=digits")
     assert (own["data"]["guaranteed"], other["data"]["guaranteed"]) == (True, False)
     assert (other["split"], detected["metric"]) == ("digits (near)", "ood")
     assert "members queried" in call("evaluate", run_with_cascade, "--cascade", "--markdown")[1]

@@ -32,13 +32,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(out)
 
 
-def asked(*words: str) -> dict[str, Any]:
+def run_landscape(*words: str) -> dict[str, Any]:
     code, out, message = call("landscape", *words, *ALLOW)
     assert code == 0, message
     return dict(json.loads(out))
 
 
-def test_a_pipe_gets_json_and_the_time_is_told_beside_it(run: str) -> None:
+def test_json_goes_to_a_pipe_and_the_estimated_time_to_stderr(run: str) -> None:
     code, out, message = call("landscape", run, "--probes", "toy_probes:ascent(mc_samples=2),toy_probes:loss", *ALLOW)
     found = json.loads(out)
     assert code == 0
@@ -50,7 +50,7 @@ def test_a_pipe_gets_json_and_the_time_is_told_beside_it(run: str) -> None:
     assert "2 probes of 3 members on train samples: about" in message
 
 
-def test_options_reach_the_walk_and_are_recorded(run: str) -> None:
+def test_options_reach_the_probes_and_are_recorded(run: str) -> None:
     words = [
         "--probes",
         "toy_probes:loss",
@@ -63,39 +63,39 @@ def test_options_reach_the_walk_and_are_recorded(run: str) -> None:
         "--batchnorm",
         "train",
     ]
-    (found,) = asked(run, *words, "--augment", "--normalize-logits")["metrics"]
+    (found,) = run_landscape(run, *words, "--augment", "--normalize-logits")["metrics"]
     assert list(found["hashes"]) == ["member 2", "member 0"]
     wanted = {"samples": 2, "batchnorm": "train", "normalize_logits": True, "augmentation": "none"}
     assert found["split"] == "test"
     assert found["data"].items() >= wanted.items()
 
 
-def test_pictures_alone_ask_no_probe(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots_alone_run_no_probe(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         render.LandscapeFigure, "_render", lambda _, kind: kind.encode()
     )  # rendering is tested elsewhere
     monkeypatch.setattr(render, "PATH_POINTS", 3)
     monkeypatch.setattr(render, "PLANE_POINTS", 3)
-    found = asked(run, "--plots", "paths, plane", "--limit", "6")
+    found = run_landscape(run, "--plots", "paths, plane", "--limit", "6")
     assert found["metrics"] == []
     assert [each["name"] for each in found["figures"]] == ["paths", "plane-0-1-2"]
     for file in found["figures"][0]["files"]:
         assert Path(file).stat().st_size > 0
-    both = asked(run, "--plots", "paths", "--probes", "toy_probes:loss", "--limit", "6")
+    both = run_landscape(run, "--plots", "paths", "--probes", "toy_probes:loss", "--limit", "6")
     assert (len(both["metrics"]), len(both["figures"])) == (1, 1)
 
 
-def test_all_probes_there_are_is_the_default(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_probes_are_the_default(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import toy_probes
 
     registry.probe.names()
     monkeypatch.setattr(registry.probe, "_factories", {"loss": toy_probes.loss, "many": toy_probes.many})
-    assert [each["metric"] for each in asked(run)["metrics"]] == ["loss", "many"]
+    assert [each["metric"] for each in run_landscape(run)["metrics"]] == ["loss", "many"]
     assert json.loads(call("list", "probes")[1])["loss"] == "The mean loss, times a scale."
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "text"),
     [
         (["--probes", "hils"], 2, "There is no probe called 'hils'"),
         (["--plots", "slice"], 2, "did you mean 'slices'"),
@@ -107,15 +107,15 @@ def test_all_probes_there_are_is_the_default(run: str, monkeypatch: pytest.Monke
         (["--probes", "toy_probes:stopped"], 75, "1 of 3 members"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_exit_code(run: str, words: list[str], code: int, told: str) -> None:
+def test_an_error_gives_its_message_and_exit_code(run: str, words: list[str], code: int, text: str) -> None:
     found, _, message = call("landscape", run, *words, *ALLOW)
-    assert (found, told in message) == (code, True), message
+    assert (found, text in message) == (code, True), message
 
 
 # Tables.
 
 
-def test_a_table_has_a_row_a_probe_and_errors_of_data_and_draws_apart(run: str) -> None:
+def test_a_table_has_a_row_per_probe_and_separates_errors_of_samples_and_draws(run: str) -> None:
     text = call("landscape", run, "--probes", "toy_probes:ascent,toy_probes:loss", "--markdown", *ALLOW)[1]
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
     assert [part.strip() for part in lines[""].split("|")[2:-1]] == [
@@ -137,7 +137,7 @@ def measured(name: str, parts: int, members: int = 2, **data: Any) -> MetricResu
     return MetricResult(name, "train", rows, False, {}, {**facts, **data}, group="sharpness")
 
 
-def test_many_numbers_beside_an_answer_are_left_to_json_unless_nothing_else_was_asked() -> None:
+def test_many_additional_values_are_shown_only_if_a_probe_is_the_only_one() -> None:
     (both,) = tables.result_tables([measured("spectrum", 7), measured("worst", 2)])
     assert [row[0] for row in both.text_rows()] == ["spectrum", "worst", "worst · part 0", "worst · part 1"]
     assert both.caption.endswith("7 further values are in --json")
@@ -156,17 +156,17 @@ def test_many_numbers_beside_an_answer_are_left_to_json_unless_nothing_else_was_
         (Estimate(float("nan"), float("inf")), "NaN ± inf"),
     ],
 )
-def test_numbers_of_any_size_are_written_in_few_digits(value: Estimate, words: str) -> None:
+def test_values_of_any_magnitude_have_few_digits(value: Estimate, words: str) -> None:
     assert tables.format_both_errors(value) == words
 
 
-def test_of_many_members_the_mean_is_shown_and_how_they_were_asked_is_in_the_title() -> None:
+def test_many_members_are_shown_by_their_mean_and_the_title_states_the_settings() -> None:
     (grid,) = tables.result_tables([measured("worst", 0, members=20, batchnorm="train", normalize_logits=True)])
     assert grid.header == ["", "samples", "mean of members"]
     assert grid.title == "hills, train samples: sharpness, BatchNorm in training mode, normalized logits"
 
 
-def test_landscapes_and_measures_have_tables_of_their_own(run: str) -> None:
+def test_probes_and_metrics_have_separate_tables(run: str) -> None:
     found = [*plateaux.evaluate(plateaux.Run.open(run, GIVEN), metrics=["accuracy"]), measured("worst", 0)]
     assert [grid.header[1] for grid in tables.result_tables(found)] == ["samples", "accuracy %"]
 

@@ -1,4 +1,4 @@
-"""The command line, as a person and as a pipe meet it."""
+"""The command line in a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_status_is_a_table_in_a_terminal(trained: Path, monkeypatch: pytest.Monk
     assert "epoch 2, the last" in out
 
 
-def test_train_prints_json_when_piped_and_progress_beside_it(tmp_path: Path) -> None:
+def test_train_prints_json_to_a_pipe_and_progress_to_stderr(tmp_path: Path) -> None:
     code, out, news = call("train", "quickstart", *SMALL, "--out", str(tmp_path / "run"))
     rows = json.loads(out)["metrics"][0]["rows"]
     assert code == 0
@@ -58,7 +58,7 @@ def test_train_prints_json_when_piped_and_progress_beside_it(tmp_path: Path) -> 
     }  # fmt: skip
 
 
-def test_the_same_command_again_trains_nothing(trained: Path) -> None:
+def test_repeating_the_command_trains_nothing(trained: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in trained.rglob("weights.safetensors")}
     code, _, news = call("train", "quickstart", *SMALL, "--out", str(trained))
     assert (code, news.strip()) == (0, "test: using cached float32 logits of 599 samples")
@@ -71,7 +71,7 @@ def test_a_folder_of_another_recipe_is_refused_with_the_difference(trained: Path
     assert "optimizer.lr: 0.1 -> 0.3" in message
 
 
-def test_plan_and_status_tell_what_is_missing(trained: Path) -> None:
+def test_plan_and_status_of_a_finished_run_show_no_pending_jobs(trained: Path) -> None:
     assert json.loads(call("plan", str(trained))[1]) == []
     shown = json.loads(call("status", str(trained))[1])
     assert [each["state"] for each in shown["members"]] == ["finished"] * 2
@@ -84,7 +84,7 @@ def test_plan_shows_the_jobs_of_a_run_with_more_members(trained: Path) -> None:
     assert json.loads(call("plan", str(trained))[1]) == [{"kind": "train", "members": [2], "start": [0, 0], "stop": 2}]
 
 
-def test_measure_repeats_what_train_measured(trained: Path) -> None:
+def test_evaluate_gives_the_metrics_of_train(trained: Path) -> None:
     found = json.loads(call("evaluate", str(trained), "--metrics", "accuracy,ece")[1])
     assert [each["metric"] for each in found] == ["accuracy", "ece"]
     assert found[0]["weights"]["member 0"] == "epoch 2, the last"
@@ -92,26 +92,26 @@ def test_measure_repeats_what_train_measured(trained: Path) -> None:
     assert again["accuracy"].rows["member 1"].value == found[0]["rows"]["member 1"]["value"]
 
 
-def test_measure_prints_markdown(trained: Path) -> None:
+def test_evaluate_prints_markdown(trained: Path) -> None:
     text = call("evaluate", str(trained), "--markdown")[1]
     assert "| ensemble (mean probability) |" in text
     assert "digits, test samples (599)" in text
 
 
-def test_measure_on_samples_that_are_not_there_says_which_are(trained: Path) -> None:
+def test_evaluate_on_a_missing_split_is_an_error(trained: Path) -> None:
     code, _, message = call("evaluate", str(trained), "--split", "validation")
     assert code == 4
     assert "no validation split" in message
 
 
-def test_list_has_a_sentence_for_every_plug_in() -> None:
+def test_list_describes_every_plug_in_in_one_sentence() -> None:
     for kind in KINDS:
         found = json.loads(call("list", kind)[1])
         assert found
         assert all(words.endswith(".") for words in found.values()), (kind, found)
 
 
-def test_list_of_something_else_names_the_nearest() -> None:
+def test_list_of_an_unknown_kind_suggests_the_closest_name() -> None:
     code, _, message = call("list", "method")
     assert code == 2
     assert "methods" in message
@@ -129,7 +129,7 @@ def test_list_of_something_else_names_the_nearest() -> None:
         ("lr_scheduler=[{name='cosin'}]", "cosine"),
     ],
 )
-def test_a_wrong_recipe_says_what_is_right(change: str, words: str) -> None:
+def test_the_error_for_an_invalid_recipe_suggests_a_valid_value(change: str, words: str) -> None:
     code, _, message = call("recipe", "check", "quickstart", "--set", change)
     assert code == 2
     assert words in message
@@ -155,7 +155,7 @@ def test_a_mistake_in_set_is_reported_with_that_change_and_without_a_traceback(c
         assert ".toml" not in message
 
 
-def test_a_wrong_key_in_a_file_names_its_line(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_key_in_a_file_states_its_line(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[data]\nname = 'digits'\n[model]\nname = 'mlp'\n[method]\nname = 'sam'\nroh = 0.1\n")
     code, _, message = call("recipe", "check", str(file))
@@ -163,7 +163,7 @@ def test_a_wrong_key_in_a_file_names_its_line(tmp_path: Path) -> None:
     assert "mine.toml, line 7" in message
 
 
-def test_a_sound_recipe_is_called_sound_and_printed_whole() -> None:
+def test_recipe_check_prints_a_valid_recipe() -> None:
     code, out, _ = call("recipe", "check", "quickstart")
     assert code == 0
     assert json.loads(out)["method"] == {"name": "sam", "rho": 0.05}
@@ -173,20 +173,20 @@ def test_schema_describes_every_section() -> None:
     assert set(json.loads(call("recipe", "schema")[1])["properties"]) == set(plateaux.Recipe.model_fields)
 
 
-def test_missing_data_end_with_code_three_and_say_where_to_get_them(tmp_path: Path) -> None:
+def test_missing_data_give_exit_code_3_and_the_download_url(tmp_path: Path) -> None:
     code, _, message = call("train", "cifar10_small", "--set", f"data.root={tmp_path}", "--out", str(tmp_path / "run"))
     assert code == 3
     assert "cs.toronto.edu" in message
     assert not (tmp_path / "run").exists()
 
 
-def test_code_that_nobody_allowed_is_not_called(tmp_path: Path) -> None:
+def test_untrusted_code_is_not_called(tmp_path: Path) -> None:
     code, _, message = call("train", "quickstart", "--set", "model.name=os:system", "--out", str(tmp_path / "run"))
     assert code == 6
     assert "--trust os" in message
 
 
-def test_adopt_makes_a_run_of_anyones_weights(tmp_path: Path) -> None:
+def test_import_weights_creates_a_run(tmp_path: Path) -> None:
     from plateaux.models.architectures.small import mlp
 
     nets = [mlp(shape=(1, 8, 8), classes=10) for _ in range(2)]
@@ -204,7 +204,7 @@ def test_adopt_makes_a_run_of_anyones_weights(tmp_path: Path) -> None:
     assert found[0]["weights"]["member 0"].startswith("imported from")
 
 
-def test_adopting_weights_that_do_not_fit_says_why(tmp_path: Path) -> None:
+def test_importing_mismatched_weights_reports_the_difference(tmp_path: Path) -> None:
     safetensors.torch.save_file({"layer.weight": torch.zeros(2)}, tmp_path / "a.safetensors")
     words = ["import-weights", "-o", str(tmp_path / "run"), "--model", "mlp", "--data", "digits"]
     code, _, message = call(*words, "--weights", f"{tmp_path}/a.safetensors")
@@ -227,12 +227,12 @@ def test_the_command_starts_its_own_mesh(tmp_path: Path) -> None:
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_help_shows_the_python_of_every_command() -> None:
+def test_help_of_every_command_shows_the_equivalent_python() -> None:
     for name in ("train", "plan", "status", "evaluate", "calibrate", "predict", "import-weights", "list"):
         assert "In Python" in call(name, "--help")[1]
 
 
-def test_a_table_shows_numbers_with_their_errors() -> None:
+def test_a_table_shows_values_with_standard_errors() -> None:
     rows = {"member 0": Estimate(0.5, 0.01), "ensemble (mean logit)": Estimate(0.75)}
     found = [MetricResult("accuracy", "test", rows, True, {}, {"name": "toy", "samples": 1000}, percent=True)]
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
@@ -277,7 +277,7 @@ def test_live_lines_show_the_newest_loss() -> None:
     assert "loss 1.5000  train 20.0 %" in during
 
 
-def test_a_terminal_gets_live_lines_and_sentences() -> None:
+def test_a_terminal_shows_messages_and_live_progress() -> None:
     console = Console(force_terminal=True, width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     with progress.live_progress(console) as show:
         show(Message("autotuned: bf16"))
@@ -288,7 +288,7 @@ def test_a_terminal_gets_live_lines_and_sentences() -> None:
     assert "1 min 01 s left" in text
 
 
-def test_sizes_are_in_units_a_person_reads() -> None:
+def test_sizes_are_formatted_with_decimal_units() -> None:
     assert [formatting.format_size(n) for n in (12, 1_500, 2.5e6, 3e9, 4e12)] == [
         "12 B",
         "1.5 kB",

@@ -1,4 +1,4 @@
-"""What answers at once: the version, help, lists, completion, and the status of a run import no torch."""
+"""Version, help, lists, completion, and the status of a run do not import torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def imported(*arguments: str, **environment: str) -> tuple[set[str], str]:
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"], *(["list", kind] for kind in (*KINDS, "recipes"))])
-def test_a_question_is_answered_without_torch(words: list[str]) -> None:
+def test_informational_commands_do_not_import_torch(words: list[str]) -> None:
     packages, out = imported("-m", "plateaux", *words)
     assert "plateaux" in packages
     assert packages & SLOW == set()

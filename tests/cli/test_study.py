@@ -1,4 +1,4 @@
-"""A study is carried out: nothing is trained twice, its file alone carries the numbers, and a dry run does nothing."""
+"""A study trains nothing twice, its results file contains all results, and a dry run does nothing."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ BASE: dict[str, Any] = {
     "executor": {"threads": 1},
 }
 BALANCED = {"method": {"name": "sharpbalance", "rho": 0.1, "partition_epoch": 2}}
-WAYS = {"plain": {"method": {"rho": 0.0}}, "sam": {}, "paper": BALANCED}
+CONDITIONS = {"plain": {"method": {"rho": 0.0}}, "sam": {}, "paper": BALANCED}
 MEASURE = {"metrics": ["accuracy", "nll"]}
-SMALL = {"base": BASE, "grid": {"method": WAYS}, "evaluate": MEASURE}
+SMALL = {"base": BASE, "grid": {"method": CONDITIONS}, "evaluate": MEASURE}
 
 
 def study(**parts: Any) -> Study:
     return Study.from_dict({**SMALL, **parts})
 
 
-class Heard(list[Any]):
-    """What a study told, and the epochs that were trained by it."""
+class Events(list[Any]):
+    """The progress events of a study, and the epochs it trained."""
 
     def epochs(self) -> Counter[tuple[int, int]]:
         return Counter(
@@ -66,16 +66,16 @@ class Heard(list[Any]):
         return [event.text for event in self if isinstance(event, Message)]
 
 
-def conducted(what: Study, root: Path, **options: Any) -> tuple[dict[str, Any], Heard]:
-    heard = Heard()
-    return StudyRunner(what, root, progress=heard.append, **options).run(), heard
+def run_study(what: Study, root: Path, **options: Any) -> tuple[dict[str, Any], Events]:
+    events = Events()
+    return StudyRunner(what, root, progress=events.append, **options).run(), events
 
 
-def test_members_and_spans_that_conditions_share_are_trained_once(tmp_path: Path) -> None:
-    ways = {**WAYS, "sam again": {"run": {"log_every": 1}}, "small": {"members": 1}}
-    results, heard = conducted(study(grid={"method": ways}), tmp_path / "all")
-    # Two members: four epochs of plain, four of sharpbalance with its span, and the last two of SAM.
-    assert sum(heard.epochs().values()) == 2 * (4 + 4 + 2)
+def test_members_and_epochs_shared_by_conditions_are_trained_once(tmp_path: Path) -> None:
+    conditions = {**CONDITIONS, "sam again": {"run": {"log_every": 1}}, "small": {"members": 1}}
+    results, events = run_study(study(grid={"method": conditions}), tmp_path / "all")
+    # Two members: four epochs of plain, four of sharpbalance that include the shared ones, and the last two of SAM.
+    assert sum(events.epochs().values()) == 2 * (4 + 4 + 2)
     assert len(list((tmp_path / "all" / "runs").iterdir())) == 3 + 1  # and the lock
     assert len(results["conditions"]) == 5
     assert len(results["runs"]) == 4
@@ -84,37 +84,39 @@ def test_members_and_spans_that_conditions_share_are_trained_once(tmp_path: Path
     assert by["sam"].split("-")[0] == by["small"].split("-")[0]
 
 
-def test_what_begins_from_a_span_ends_as_what_does_not(tmp_path: Path) -> None:
-    shared, _ = conducted(study(), tmp_path / "shared")
-    alone, _ = conducted(study(), tmp_path / "alone", filter_pattern="method=sam #0")
+def test_a_run_that_starts_from_shared_epochs_equals_a_full_run(tmp_path: Path) -> None:
+    shared, _ = run_study(study(), tmp_path / "shared")
+    alone, _ = run_study(study(), tmp_path / "alone", filter_pattern="method=sam #0")
     run = next(iter(alone["runs"]))
     for name in ("metrics", "log"):
         assert alone["runs"][run][name] == shared["runs"][run][name]
 
 
-def test_the_same_call_again_trains_nothing_and_more_repetitions_train_only_those(tmp_path: Path) -> None:
-    before, _ = conducted(study(), tmp_path)
-    again, heard = conducted(study(), tmp_path)
+def test_a_repeated_call_trains_nothing_and_more_repetitions_train_only_new_runs(tmp_path: Path) -> None:
+    before, _ = run_study(study(), tmp_path)
+    again, events = run_study(study(), tmp_path)
     assert again == before
-    assert not heard.epochs()
-    more, heard = conducted(study(repetitions=2), tmp_path)
-    assert sum(heard.epochs().values()) == 2 * (4 + 4 + 2)
+    assert not events.epochs()
+    more, events = run_study(study(repetitions=2), tmp_path)
+    assert sum(events.epochs().values()) == 2 * (4 + 4 + 2)
     assert {run: more["runs"][run] for run in before["runs"]} == before["runs"]
 
 
-def test_what_another_process_has_finished_meanwhile_is_not_done_again(tmp_path: Path) -> None:
-    heard, others = Heard(), Heard()
+def test_runs_finished_by_another_process_are_not_repeated(tmp_path: Path) -> None:
+    events, others = Events(), Events()
 
     def progress(event: ProgressEvent) -> None:
-        heard.append(event)
+        events.append(event)
         if isinstance(event, Message) and event.text.startswith("run 1 of 3") and not others:
             others.append(Message("started"))
             StudyRunner(study(), tmp_path, progress=others.append, filter_pattern="*paper*").run()
 
     results = StudyRunner(study(), tmp_path, progress=progress).run()
     assert len(results["runs"]) == 3
-    trained = Counter(heard.epochs().values()) + Counter(others.epochs().values())
-    assert sum(heard.epochs().values()) == 2 * (4 + 2)  # of plain, and of SAM from where the other's span ends
+    trained = Counter(events.epochs().values()) + Counter(others.epochs().values())
+    assert sum(events.epochs().values()) == 2 * (
+        4 + 2
+    )  # of plain, and of SAM after the epochs it shares with the other
     assert sum(trained.values()) > 0
 
 
@@ -140,31 +142,31 @@ def test_a_second_process_waits_for_a_run_and_reads_no_deleted_weights(tmp_path:
     (tmp_path / "study.toml").write_text("\n".join(lines))
     words = [sys.executable, "-c", ANOTHER, str(tmp_path / "study.toml"), str(tmp_path / "out")]
     others: list[subprocess.Popen[str]] = []
-    heard: list[str] = []
+    events: list[str] = []
 
     def progress(event: ProgressEvent) -> None:
         if isinstance(event, MemberUpdate) and not others:  # training has begun
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             others.append(subprocess.Popen(words, env=environment, stdout=-1, text=True))
             for line in others[0].stdout or ():
-                heard.append(line)
+                events.append(line)
                 if "Waiting for another process" in line:
                     return
 
     results = StudyRunner(Study.load(tmp_path / "study.toml"), tmp_path / "out", progress=progress).run()
     rest, _ = others[0].communicate()
     assert others[0].returncode == 0
-    assert "Waiting for another process" in heard[-1]
-    assert "MemberUpdate" not in "".join([*heard, rest])
+    assert "Waiting for another process" in events[-1]
+    assert "MemberUpdate" not in "".join([*events, rest])
     assert len(results["runs"]) == 2
     assert read_results(tmp_path / "out") == results
     assert not list(tmp_path.glob("out/runs/*/members/*/*.safetensors"))
 
 
-def test_answers_to_another_question_are_not_mixed_in(tmp_path: Path) -> None:
-    conducted(study(repetitions=2), tmp_path)
+def test_results_of_other_evaluation_settings_are_excluded(tmp_path: Path) -> None:
+    run_study(study(repetitions=2), tmp_path)
     assert {each.repetition for each in results_from_study(tmp_path)} == {0, 1}
-    conducted(
+    run_study(
         study(repetitions=2, evaluate={"metrics": ["accuracy"], "splits": ["test", "train"]}),
         tmp_path,
         filter_pattern="*#0",
@@ -181,30 +183,28 @@ def test_answers_to_another_question_are_not_mixed_in(tmp_path: Path) -> None:
         ({"landscape": {"probes": ["fisher_rao"], "split": "tarin"}}, "no split called 'tarin'"),
     ],
 )
-def test_samples_that_there_are_not_are_told_before_anything_is_trained(
-    parts: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_missing_samples_are_reported_before_training(parts: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises((RecipeError, RunError), match=message):
-        conducted(study(**parts), tmp_path / "out")
+        run_study(study(**parts), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_one_repetition_of_everything_comes_before_the_second(tmp_path: Path) -> None:
-    _, heard = conducted(study(repetitions=2, grid={"method.rho": [0.0, 0.1]}), tmp_path)
-    told = [text for text in heard.messages() if text.startswith("run ")]
-    assert [re.split("[:;]", each)[1] for each in told] == [" rho=0.0 #0", " rho=0.1 #0", " rho=0.0 #1", " rho=0.1 #1"]
-    assert "left" in told[1]
+def test_the_first_repetition_of_all_conditions_runs_before_the_second(tmp_path: Path) -> None:
+    _, events = run_study(study(repetitions=2, grid={"method.rho": [0.0, 0.1]}), tmp_path)
+    runs = [text for text in events.messages() if text.startswith("run ")]
+    assert [re.split("[:;]", each)[1] for each in runs] == [" rho=0.0 #0", " rho=0.1 #0", " rho=0.0 #1", " rho=0.1 #1"]
+    assert "left" in runs[1]
 
 
-def test_states_kept_for_a_span_are_deleted_when_nobody_needs_them_any_more(tmp_path: Path) -> None:
-    conducted(study(), tmp_path, filter_pattern="*paper*")
+def test_train_states_of_shared_epochs_are_deleted_after_their_last_use(tmp_path: Path) -> None:
+    run_study(study(), tmp_path, filter_pattern="*paper*")
     assert list(tmp_path.glob("runs/*/members/0/resume-*"))
-    conducted(study(), tmp_path)
+    run_study(study(), tmp_path)
     assert not list(tmp_path.glob("runs/*/members/*/resume-*"))
 
 
-def test_numbers_are_those_of_a_run_on_its_own_and_live_in_the_file_alone(tmp_path: Path) -> None:
-    results, _ = conducted(study(), tmp_path / "study")
+def test_results_json_contains_all_metrics_of_the_runs(tmp_path: Path) -> None:
+    results, _ = run_study(study(), tmp_path / "study")
     file = tmp_path / "carried.json"
     (tmp_path / "study" / "results.json").rename(file)
     found = results_from_study(file)
@@ -218,33 +218,33 @@ def test_numbers_are_those_of_a_run_on_its_own_and_live_in_the_file_alone(tmp_pa
     assert 4 + 1 + 2 <= costs["paper"] <= 4 + 1 + 4
 
 
-def test_weights_may_be_dropped_and_numbers_stay(tmp_path: Path) -> None:
-    kept, _ = conducted(study(), tmp_path / "kept")
-    dropped, _ = conducted(study(keep_weights=False), tmp_path / "dropped")
+def test_without_keep_weights_only_metrics_are_kept(tmp_path: Path) -> None:
+    kept, _ = run_study(study(), tmp_path / "kept")
+    dropped, _ = run_study(study(keep_weights=False), tmp_path / "dropped")
     assert not list(tmp_path.glob("dropped/runs/*/members/*/*.safetensors"))
     assert not list(tmp_path.glob("dropped/runs/*/predictions/*/*"))
     for run in kept["runs"]:
         assert kept["runs"][run]["metrics"] == dropped["runs"][run]["metrics"]
-    _, heard = conducted(study(keep_weights=False), tmp_path / "dropped")
-    assert not heard.epochs()
+    _, events = run_study(study(keep_weights=False), tmp_path / "dropped")
+    assert not events.epochs()
 
 
-def test_a_new_question_about_dropped_weights_trains_them_again(tmp_path: Path) -> None:
+def test_a_new_metric_of_deleted_weights_trains_them_again(tmp_path: Path) -> None:
     what = {"keep_weights": False, "grid": {"method.rho": [0.1]}}
-    conducted(study(**what), tmp_path)
-    results, heard = conducted(study(**what, evaluate={"metrics": ["brier"]}), tmp_path)
-    assert sum(heard.epochs().values()) == 8
-    assert any("trained again" in text for text in heard.messages())
+    run_study(study(**what), tmp_path)
+    results, events = run_study(study(**what, evaluate={"metrics": ["brier"]}), tmp_path)
+    assert sum(events.epochs().values()) == 8
+    assert any("trained again" in text for text in events.messages())
     assert [each["metric"] for each in next(iter(results["runs"].values()))["metrics"]] == ["brier"]
 
 
-def test_a_new_question_about_kept_weights_trains_nothing(tmp_path: Path) -> None:
-    conducted(study(), tmp_path)
-    _, heard = conducted(study(evaluate={"metrics": ["brier"], "splits": ["test", "train"]}), tmp_path)
-    assert not heard.epochs()
+def test_a_new_metric_of_stored_weights_trains_nothing(tmp_path: Path) -> None:
+    run_study(study(), tmp_path)
+    _, events = run_study(study(evaluate={"metrics": ["brier"], "splits": ["test", "train"]}), tmp_path)
+    assert not events.epochs()
 
 
-def test_everything_that_is_asked_is_measured(tmp_path: Path) -> None:
+def test_all_requested_metrics_are_evaluated(tmp_path: Path) -> None:
     chance = np.random.default_rng(0)
     x, y = chance.integers(0, 256, (40, 3, 32, 32), dtype=np.uint8), np.arange(40) % 3
     np.savez(tmp_path / "images.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
@@ -262,7 +262,7 @@ def test_everything_that_is_asked_is_measured(tmp_path: Path) -> None:
         },
         "landscape": {"probes": ["fisher_trace"], "samples": 10},
     }
-    results, _ = conducted(study(**parts), tmp_path / "out")
+    results, _ = run_study(study(**parts), tmp_path / "out")
     (entry,) = results["runs"].values()
     names = [(each["metric"], each["split"]) for each in entry["metrics"]]
     assert ("accuracy by size", "test") in names
@@ -272,21 +272,21 @@ def test_everything_that_is_asked_is_measured(tmp_path: Path) -> None:
     assert entry["metrics"][-1]["data"]["samples"] == 10
 
 
-def test_the_machine_chooses_once_for_all_runs_that_are_compared(tmp_path: Path) -> None:
+def test_autotuning_runs_once_per_study(tmp_path: Path) -> None:
     base = {**BASE, "train": {"epochs": 4, "precision": "auto"}}
-    results, heard = conducted(study(base=base, repetitions=2), tmp_path)
-    assert sum("autotuned" in text for text in heard.messages()) == 1
+    results, events = run_study(study(base=base, repetitions=2), tmp_path)
+    assert sum("autotuned" in text for text in events.messages()) == 1
     (chosen,) = LocalStore(tmp_path).get_json(AUTOTUNE).values()
     assert {entry["recipe"]["train"]["precision"] for entry in results["runs"].values()} == {chosen["precision"]}
 
 
-def test_a_run_that_diverges_does_not_hold_up_the_others(tmp_path: Path) -> None:
+def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"lr=1000000000"):
-        conducted(study(grid={"optimizer.lr": [1e9, 0.1]}), tmp_path)
+        run_study(study(grid={"optimizer.lr": [1e9, 0.1]}), tmp_path)
     assert {each.condition["lr"] for each in results_from_study(tmp_path)} == {0.1}
 
 
-def test_what_cannot_be_carried_out_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_invalid_studies_are_rejected_before_anything_is_written(tmp_path: Path) -> None:
     for parts, words in (
         ({"evaluate": {"metrics": ["acuracy"]}}, "accuracy"),
         ({"landscape": {"probes": ["worst"]}}, "worst_l2"),
@@ -373,7 +373,7 @@ def test_a_study_killed_at_random_and_restarted_trains_nothing_twice(tmp_path: P
     assert len({line.rsplit(" ", 1)[0] for line in trained if trained[line] > 1}) <= 3
     assert len(trained) == 2 * (8 + 8 + 4)  # members; SAM begins from the span
     assert sum(trained.values()) <= len(trained) + 3 * 2
-    whole, _ = conducted(Study.load(tmp_path / "study.toml"), tmp_path / "whole")
+    whole, _ = run_study(Study.load(tmp_path / "study.toml"), tmp_path / "whole")
     killed = read_results(tmp_path / "out")
     for run, entry in whole["runs"].items():
         assert killed["runs"][run]["metrics"] == entry["metrics"]
@@ -385,7 +385,7 @@ def estimated(what: Study, root: Path, *, images_per_second: float | None = None
     return CostEstimate(runner, images_per_second=images_per_second).all()
 
 
-def test_an_estimate_knows_passes_times_and_what_is_done(tmp_path: Path) -> None:
+def test_an_estimate_has_passes_times_and_the_state_of_every_run(tmp_path: Path) -> None:
     found = {each.conditions[0]: each for each in estimated(study(), tmp_path)}
     assert not list(tmp_path.iterdir())
     plain, sam, paper = (found[f"method={name} #0"] for name in ("plain", "sam", "paper"))
@@ -394,7 +394,7 @@ def test_an_estimate_knows_passes_times_and_what_is_done(tmp_path: Path) -> None
     assert plain.evaluation == pytest.approx(2 * 12 / 3)
     assert {each.state for each in found.values()} == {"missing"}
     assert all(each.seconds > 0 for each in found.values())
-    conducted(study(), tmp_path, filter_pattern="*plain*")
+    run_study(study(), tmp_path, filter_pattern="*plain*")
     found = {each.conditions[0]: each for each in estimated(study(), tmp_path)}
     assert (found["method=plain #0"].state, found["method=plain #0"].seconds) == ("done", 0)
     again = {each.conditions[0]: each for each in estimated(study(evaluate={"metrics": ["brier"]}), tmp_path)}
@@ -407,7 +407,7 @@ def test_an_estimate_takes_its_speed_from_finished_runs(tmp_path: Path, monkeypa
     base = {**BASE, "train": {"epochs": 4, "precision": "auto"}}
     probed = estimated(study(base=base, **parts), tmp_path)[0]
     assert probed.seconds == pytest.approx((probed.passes * 30 + probed.evaluation) / 10)
-    results, _ = conducted(study(**parts), tmp_path, filter_pattern="*rho=0.0*")
+    results, _ = run_study(study(**parts), tmp_path, filter_pattern="*rho=0.0*")
     (entry,) = results["runs"].values()
     cost = entry["costs"]["mean of members"]
     left = estimated(study(**parts), tmp_path, filter_pattern="*rho=0.1*")
@@ -417,7 +417,7 @@ def test_an_estimate_takes_its_speed_from_finished_runs(tmp_path: Path, monkeypa
     assert two.seconds < left[0].seconds
 
 
-def test_samples_from_elsewhere_are_counted(tmp_path: Path) -> None:
+def test_an_estimate_includes_out_of_distribution_samples(tmp_path: Path) -> None:
     digits = {**BASE, "data": {"name": "digits", "limit": 40, "test_limit": 30, "batch_size": 20}}
     with_ood = estimated(study(base=digits, evaluate={"metrics": [], "ood": ["near=digits,nowhere"]}), tmp_path)[0]
     from plateaux.data.datasets.digits import digits as load_digits
@@ -433,7 +433,7 @@ def digits_with(**model: Any) -> dict[str, Any]:
     return {**BASE, "data": data, "model": {**HEADS, **model}, "method": {"name": "deep_ensemble"}}
 
 
-def test_the_cost_of_a_network_is_that_of_its_layers() -> None:
+def test_the_cost_of_a_network_is_the_sum_over_its_layers() -> None:
     recipe = Recipe.from_dict(digits_with())
     (module,) = build_members(recipe, data := build_data(recipe), [0])
     found = network_cost(module, data)
@@ -481,7 +481,7 @@ def test_a_mesh_is_started_for_every_run(tmp_path: Path, monkeypatch: pytest.Mon
     calls: list[tuple[int, list[str]]] = []
     monkeypatch.setattr("plateaux.studies.runner.run_torchrun", lambda *words, **_: calls.append(words) or 3)
     with pytest.raises(RunError, match="exit code 3"):
-        conducted(study(), tmp_path, executor={"name": "mesh", "processes": 2}, components=GIVEN)
+        run_study(study(), tmp_path, executor={"name": "mesh", "processes": 2}, components=GIVEN)
     ((processes, words),) = calls
     assert processes == 2
     assert words[-2:] == ["--trust", "cases"]
@@ -507,9 +507,9 @@ def test_a_dry_run_runs_nothing_and_writes_nothing(file: Path, tmp_path: Path) -
     done = call(file, "--out", tmp_path / "out", "--dry-run")
     assert done.exit_code == 0, done.output
     assert sorted(tmp_path.rglob("*")) == before
-    told = json.loads(done.stdout)
-    assert told["passes"] == 2 * 4 + 2 * 8
-    assert [run["conditions"] for run in told["runs"]] == [["rho=0.0 #0"], ["rho=0.1 #0"]]
+    plan = json.loads(done.stdout)
+    assert plan["passes"] == 2 * 4 + 2 * 8
+    assert [run["conditions"] for run in plan["runs"]] == [["rho=0.0 #0"], ["rho=0.1 #0"]]
 
 
 def test_a_given_speed_without_a_dry_run_starts_no_study(file: Path, tmp_path: Path) -> None:
@@ -546,14 +546,14 @@ def test_an_address_is_checked_for_every_run(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_is_shown_to_a_person(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_prints_text_in_a_terminal(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
     words = call(file, "--out", tmp_path / "out", "--dry-run").stdout
     assert "2 of 2 runs are pending: 24 passes over the training samples, about" in words
 
 
-def test_the_command_trains_measures_and_compares(file: Path, tmp_path: Path) -> None:
+def test_the_command_trains_evaluates_and_compares(file: Path, tmp_path: Path) -> None:
     done = call(file, "--out", tmp_path / "out", "--processes", "1", "--executor", "local")
     assert done.exit_code == 0, done.output
     means, differences = json.loads(done.stdout)["tables"]
@@ -564,7 +564,7 @@ def test_the_command_trains_measures_and_compares(file: Path, tmp_path: Path) ->
     assert json.loads(table.stdout) == json.loads(done.stdout)
 
 
-def test_a_pattern_that_matches_nothing_is_told_with_the_names(file: Path, tmp_path: Path) -> None:
+def test_a_filter_that_matches_nothing_is_rejected_with_the_names_of_the_runs(file: Path, tmp_path: Path) -> None:
     done = call(file, "--out", tmp_path / "out", "--filter", "*width*")
     assert done.exit_code == 2
     assert "rho=0.1 #0" in done.stderr
@@ -576,7 +576,7 @@ def finding(number: float, repetition: int = 0, measure: str = "accuracy", **con
     return ResultRow("r", condition, repetition, measure, on, row, number, None, None, True, measure == "accuracy")
 
 
-def test_a_condition_is_compared_with_the_baseline_that_is_like_it_otherwise() -> None:
+def test_a_condition_is_compared_with_the_baseline_of_equal_other_factors() -> None:
     ways = [{"method": "plain"}, {"method": "sam", "rho": 0.1}, {"method": "sam", "rho": 0.2}]
     found = [
         finding(0.5 + (0.1 + 0.005 * (2 * r - 1)) * place + 0.2 * (w == 8), r, **way, width=w)
@@ -613,8 +613,8 @@ def test_runs_of_several_lengths_are_compared_at_equal_cost() -> None:
     assert len(made.at_equal_cost({"rho": 0.3}, made.columns()[0], "passes")) == 2
 
 
-def test_a_run_folder_of_a_study_is_a_run_like_any_other(tmp_path: Path) -> None:
-    results, _ = conducted(study(grid={"method.rho": [0.1]}), tmp_path)
+def test_a_run_folder_of_a_study_is_a_complete_run(tmp_path: Path) -> None:
+    results, _ = run_study(study(grid={"method.rho": [0.1]}), tmp_path)
     (entry,) = results["runs"].values()
     run = Run.open(tmp_path / entry["folder"])
     assert all(each.finished for each in run.all_progress())

@@ -50,7 +50,7 @@ def test_every_number_of_the_schema_has_a_range(section: type[ConfigSection]) ->
     assert list(unbounded(section.model_json_schema())) == []
 
 
-def test_the_walk_finds_a_number_without_a_range() -> None:
+def test_the_search_finds_a_number_without_a_range() -> None:
     schema = {"a": {"type": "number", "minimum": 0}, "b": [{"type": "integer", "exclusiveMinimum": 0, "maximum": 9}]}
     assert list(unbounded(schema)) == ["/a"]
 

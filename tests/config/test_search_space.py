@@ -1,4 +1,4 @@
-"""Hyper-parameters that members draw: the same for a member whatever its company, spread as asked for."""
+"""Hyperparameters sampled per member: independent of the other members, with the requested distribution."""
 
 from __future__ import annotations
 

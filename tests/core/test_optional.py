@@ -31,7 +31,7 @@ def test_a_missing_library_is_named_with_its_extra(
 
 
 @pytest.mark.parametrize("code", [f"raise {NMS}", WRAPPED, WRAPPED.replace(" from error", "")])
-def test_a_torchvision_that_does_not_fit_is_named_with_the_version_of_torch(
+def test_an_incompatible_torchvision_is_named_with_the_version_of_torch(
     code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "visitor.py").write_text(code)
@@ -51,7 +51,7 @@ def test_another_error_passes_through_unchanged(error: str, tmp_path: Path, monk
     assert repr(e.value) == error
 
 
-def test_an_unfit_torchvision_is_found_when_transformers_is_imported(
+def test_an_incompatible_torchvision_is_detected_when_transformers_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real transformers imports torchvision with its first model, and raises an error that does not name it."""

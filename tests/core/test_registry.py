@@ -1,4 +1,4 @@
-"""Plug-ins by name: found without a list, never imported without consent, never able to change a name's meaning."""
+"""Plug-ins are found by name, imported only if they are decorated or allowed, and never replace each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = [method, metric, dataset, model, executor]
 
 @pytest.fixture
 def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on the path; what is imported from it is forgotten afterwards."""
+    """A folder on the path; modules imported from it are removed afterwards."""
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
     yield tmp_path
@@ -26,7 +26,7 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(folder: Path, name: str, head: str, decorator: str = "", body: str = "def build(): ...") -> Path:
-    """Write a module that leaves a trace when it is imported; return where."""
+    """Write a module that creates a file when it is imported, and return the path of that file."""
     trace = folder / f"{name}.imported"
     file = folder / f"{name.replace('.', '/')}.py"
     file.parent.mkdir(exist_ok=True)
@@ -35,7 +35,7 @@ def write(folder: Path, name: str, head: str, decorator: str = "", body: str = "
 
 
 @pytest.mark.parametrize("registry", KINDS, ids=lambda r: r.kind)
-def test_every_plugin_is_found_by_its_file_and_says_in_a_sentence_what_it_is(registry: Registry) -> None:
+def test_every_plug_in_is_found_and_has_a_description(registry: Registry) -> None:
     assert registry.names()
     for name, words in registry.describe().items():
         assert words.endswith(".") or words.endswith(":"), name
@@ -44,14 +44,14 @@ def test_every_plugin_is_found_by_its_file_and_says_in_a_sentence_what_it_is(reg
             assert registry.is_registered(registry.get(name))
 
 
-def test_an_unknown_name_is_told_the_nearest() -> None:
+def test_an_unknown_name_is_rejected_with_the_closest_name() -> None:
     with pytest.raises(UnknownNameError, match=r"There is no method called 'smam'; did you mean 'sam'.*\?"):
         method.get("smam")
     with pytest.raises(UnknownNameError, match="There is no executor called 'zzz'; allowed: local, mesh"):
         executor.get("zzz")
 
 
-def test_a_factory_is_registered_under_its_name_another_or_a_prefix() -> None:
+def test_a_factory_is_registered_under_its_own_name_a_given_name_or_a_prefix() -> None:
     own = Registry("toy", "plateaux.methods", group="plateaux.toys")
     own._scanned = True
 
@@ -75,10 +75,10 @@ def test_a_factory_is_registered_under_its_name_another_or_a_prefix() -> None:
         own.get("hub:")
 
 
-UNMARKED = [
+UNDECORATED = [
     ("import plateaux", "", "def build(): ..."),
-    ("import plateaux", "@plateaux.method", "def build(): ..."),  # marked, as something else
-    ("import plateaux", "@plateaux.model", "def other(): ..."),  # another function is marked
+    ("import plateaux", "@plateaux.method", "def build(): ..."),  # decorated as another kind
+    ("import plateaux", "@plateaux.model", "def other(): ..."),  # another function is decorated
     ("import plateaux", "# @plateaux.model", "def build(): ..."),
     ("import plateaux", '"""@plateaux.model"""', "def build(): ..."),
     ("class plateaux:\n    model = staticmethod(lambda f: f)", "@plateaux.model", "def build(): ..."),  # not ours
@@ -88,35 +88,35 @@ UNMARKED = [
 ]
 
 
-@pytest.mark.parametrize(("head", "decorator", "body"), UNMARKED)
-def test_code_that_nobody_marked_is_not_even_imported(outside: Path, head: str, decorator: str, body: str) -> None:
-    trace = write(outside, "stranger", head, decorator, body)
+@pytest.mark.parametrize(("head", "decorator", "body"), UNDECORATED)
+def test_undecorated_code_is_not_imported(outside: Path, head: str, decorator: str, body: str) -> None:
+    trace = write(outside, "unknown", head, decorator, body)
     with pytest.raises(
         UntrustedCodeError,
-        match=r"'stranger:build' is not decorated with @plateaux\.model, so a recipe cannot call it\.",
+        match=r"'unknown:build' is not decorated with @plateaux\.model, so a recipe cannot call it\.",
     ):
-        model.get("stranger:build")
+        model.get("unknown:build")
     assert not trace.exists()
-    assert "stranger" not in sys.modules
+    assert "unknown" not in sys.modules
 
 
 @pytest.mark.parametrize(
     "name", ["os:system", "builtins:exec", "sys:exit", "subprocess:run", "posix:system", "torch:load"]
 )
-def test_what_python_itself_holds_cannot_be_called(name: str) -> None:
+def test_functions_of_installed_modules_cannot_be_called(name: str) -> None:
     with pytest.raises(UntrustedCodeError, match="so a recipe cannot call it"):
         model.get(name)
 
 
-@pytest.mark.parametrize("name", [":build", "a..b:c", "no_such_module:build", "stranger.deeper:build", ".:x", "x:"])
-def test_what_is_not_there_is_not_found(outside: Path, name: str) -> None:
-    trace = write(outside, "stranger", "")
+@pytest.mark.parametrize("name", [":build", "a..b:c", "no_such_module:build", "unknown.submodule:build", ".:x", "x:"])
+def test_a_name_that_does_not_exist_is_rejected_without_an_import(outside: Path, name: str) -> None:
+    trace = write(outside, "unknown", "")
     with pytest.raises((UntrustedCodeError, UnknownNameError)):
         model.get(name)
     assert not trace.exists()
 
 
-MARKED = [
+DECORATED = [
     ("import plateaux", "@plateaux.model"),
     ("import plateaux", '@plateaux.model("another_name")'),
     ("import plateaux as p", "@p.model"),
@@ -126,8 +126,8 @@ MARKED = [
 ]
 
 
-@pytest.mark.parametrize(("head", "decorator"), MARKED)
-def test_marked_code_is_called_however_the_mark_was_imported(outside: Path, head: str, decorator: str) -> None:
+@pytest.mark.parametrize(("head", "decorator"), DECORATED)
+def test_decorated_code_is_called_however_the_decorator_was_imported(outside: Path, head: str, decorator: str) -> None:
     trace = write(outside, "friend", head, decorator, "def build_of_a_friend(): return 5")
     found = model.get("friend:build_of_a_friend")
     assert trace.exists()
@@ -136,7 +136,7 @@ def test_marked_code_is_called_however_the_mark_was_imported(outside: Path, head
         model._factories.pop(name, None)
 
 
-def test_code_allowed_by_name_is_called_and_no_other(outside: Path) -> None:
+def test_only_code_allowed_by_name_is_called(outside: Path) -> None:
     write(outside, "mine", "", "", "def build(): return 7")
     other = write(outside, "mine2", "")
     assert model.get("mine:build", allow=("mine",))() == 7
@@ -147,7 +147,7 @@ def test_code_allowed_by_name_is_called_and_no_other(outside: Path) -> None:
         model.get("mine:nothing", allow=("mine",))
 
 
-def test_a_package_is_not_imported_to_look_inside_it(outside: Path) -> None:
+def test_a_package_is_not_imported_to_find_a_module_in_it(outside: Path) -> None:
     (outside / "pack").mkdir()
     (outside / "pack/__init__.py").write_text(
         f"from pathlib import Path\nPath({str(outside / 'pack.imported')!r}).touch()\n"
@@ -158,7 +158,7 @@ def test_a_package_is_not_imported_to_look_inside_it(outside: Path) -> None:
     assert not list(outside.rglob("*.imported"))
 
 
-def test_an_allowed_module_that_cannot_be_imported_says_why(outside: Path) -> None:
+def test_the_error_of_an_allowed_module_that_cannot_be_imported_states_the_reason(outside: Path) -> None:
     (outside / "broken.py").write_text("import a_package_that_is_not_there\n")
     with pytest.raises(
         UnknownNameError, match="'broken' cannot be imported: No module named 'a_package_that_is_not_there'"
@@ -166,7 +166,7 @@ def test_an_allowed_module_that_cannot_be_imported_says_why(outside: Path) -> No
         model.get("broken:build", allow=("broken",))
 
 
-def test_a_second_plugin_of_a_name_does_not_take_the_firsts_place(outside: Path) -> None:
+def test_a_second_plug_in_does_not_replace_the_first_of_the_same_name(outside: Path) -> None:
     write(outside, "rival", "import plateaux", "@plateaux.model", "def mlp(): return 'rival'")
     mine = model.get("mlp")
     with pytest.warns(
@@ -179,7 +179,7 @@ def test_a_second_plugin_of_a_name_does_not_take_the_firsts_place(outside: Path)
 
 
 def installed(folder: Path, name: str, group: str, value: str) -> None:
-    """Lay out a package as pip would have installed it."""
+    """Write the metadata of a package as pip would."""
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -187,7 +187,7 @@ def installed(folder: Path, name: str, group: str, value: str) -> None:
 
 
 @pytest.mark.process
-def test_entry_points_of_other_packages_are_found_and_broken_ones_left_out(tmp_path: Path) -> None:
+def test_entry_points_of_other_packages_are_found_and_broken_ones_are_ignored(tmp_path: Path) -> None:
     write(
         tmp_path,
         "fine_plugin",
@@ -219,7 +219,7 @@ def test_entry_points_of_other_packages_are_found_and_broken_ones_left_out(tmp_p
 
 
 @pytest.mark.process
-def test_threads_that_ask_at_once_all_find_everything() -> None:
+def test_concurrent_threads_find_all_plug_ins() -> None:
     code = """
 from concurrent.futures import ThreadPoolExecutor
 from plateaux.core import registry

@@ -1,4 +1,4 @@
-"""Arithmetic on trees is that of the flat vector."""
+"""Arithmetic on trees of tensors equals arithmetic on flat vectors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def flat(a: TensorTree) -> NDArray[np.float64]:
 
 
 @given(seed=st.integers(0, 99), times=st.floats(-10, 10), backwards=st.booleans())
-def test_trees_are_vectors_by_name(seed: int, times: float, backwards: bool) -> None:
+def test_arithmetic_on_trees_equals_that_of_flat_vectors(seed: int, times: float, backwards: bool) -> None:
     a, b = tree(seed), tree(seed + 1, backwards=backwards)  # the order of names does not matter
     x, y = flat(a), flat(b)
     np.testing.assert_allclose(flat(tensor_tree.add(a, b, times=times)), x + times * y, rtol=1e-12, atol=1e-12)
@@ -53,7 +53,7 @@ def test_arithmetic_changes_none_of_its_operands() -> None:
 
 
 @given(seed=st.integers(0, 99), times=st.floats(-10, 10), backwards=st.booleans())
-def test_arithmetic_in_place_is_that_of_new_trees_and_keeps_the_tensors(
+def test_in_place_arithmetic_gives_the_same_values_and_keeps_the_tensors(
     seed: int, times: float, backwards: bool
 ) -> None:
     b = tree(seed + 1, backwards=backwards)
@@ -73,7 +73,7 @@ def test_arithmetic_in_place_is_that_of_new_trees_and_keeps_the_tensors(
     assert np.array_equal(flat(b), y)
 
 
-def test_a_clone_shares_no_memory_and_no_graph() -> None:
+def test_a_clone_shares_no_memory_or_autograd_graph() -> None:
     a = {name: tensor.requires_grad_() for name, tensor in tree(0).items()}
     copy = tensor_tree.clone(a)
     assert not any(tensor.requires_grad for tensor in copy.values())
@@ -82,7 +82,7 @@ def test_a_clone_shares_no_memory_and_no_graph() -> None:
     assert copy["p0"].abs().sum() > 0
 
 
-def test_writing_goes_into_the_tensors_themselves() -> None:
+def test_write_copies_values_into_the_same_tensors() -> None:
     a, b = {name: t.requires_grad_() for name, t in tree(0).items()}, tree(1, backwards=True)
     pointers = {name: tensor.data_ptr() for name, tensor in a.items()}
     tensor_tree.write(a, b)
@@ -92,11 +92,11 @@ def test_writing_goes_into_the_tensors_themselves() -> None:
     tensor_tree.write({}, {})
 
 
-def test_a_size_is_in_bytes() -> None:
+def test_size_is_in_bytes() -> None:
     assert tensor_tree.size([torch.zeros(3), torch.zeros(2, 2, dtype=torch.float64)]) == 12 + 32
 
 
-def test_writing_nothing_is_no_mistake() -> None:
+def test_an_empty_tree_can_be_written() -> None:
     tensor_tree.write({}, {})
 
 

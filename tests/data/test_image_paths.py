@@ -70,7 +70,7 @@ def test_missing_and_empty_folders_are_named(tmp_path: Path) -> None:
         open_images("./nothing", size=8, root=str(tmp_path))
 
 
-def test_names_of_data_sets_are_no_paths() -> None:
+def test_names_of_data_sets_are_not_paths() -> None:
     assert not any(is_image_path(name) for name in dataset.names())
 
 
@@ -80,7 +80,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_class_folders_in_the_published_layout(tmp_path: Path, name: str) -> None:
+def test_class_folders_are_read_in_the_published_layout(tmp_path: Path, name: str) -> None:
     for label, one in enumerate(["n01443537", "n01484850"]):
         for number in range(3):
             write_image(tmp_path / PAGES[name] / one / f"{number}.jpg", 100 * label + 20 * number)
@@ -95,7 +95,7 @@ def test_class_folders_in_the_published_layout(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize(("name", "file"), [("inaturalist", "inaturalist"), ("openimages_o", "openimage_o")])
-def test_lists_of_openood_in_the_published_layout(tmp_path: Path, name: str, file: str) -> None:
+def test_image_lists_of_openood_are_read_in_the_published_layout(tmp_path: Path, name: str, file: str) -> None:
     folder = tmp_path / "benchmark_imglist" / "imagenet"
     folder.mkdir(parents=True)
     for number in range(3):
@@ -108,13 +108,13 @@ def test_lists_of_openood_in_the_published_layout(tmp_path: Path, name: str, fil
 
 
 @pytest.mark.parametrize("folder", ["places365_standard/val/airfield", "val_256"])
-def test_places_in_both_published_layouts(tmp_path: Path, folder: str) -> None:
+def test_places365_is_read_in_both_published_layouts(tmp_path: Path, folder: str) -> None:
     for number in range(2):
         write_image(tmp_path / folder / f"Places365_val_{number:08d}.png", number)
     assert values(dataset.get("places365")(root=str(tmp_path), size=16).test) == [0, 1]
 
 
-def test_svhn_in_its_published_file(tmp_path: Path) -> None:
+def test_svhn_is_read_from_its_published_file(tmp_path: Path) -> None:
     x = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 4), dtype=np.uint8)
     (tmp_path / "svhn").mkdir()
     scipy_io.savemat(tmp_path / "svhn" / "test_32x32.mat", {"X": x, "y": np.array([[1], [10], [9], [10]])})
@@ -128,12 +128,12 @@ def test_svhn_in_its_published_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*PAGES, "inaturalist", "openimages_o", "places365", "svhn"])
-def test_absent_files_give_one_sentence_with_folder_and_page(tmp_path: Path, name: str) -> None:
+def test_the_error_for_missing_files_names_folder_and_download_page(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=r"was not found: looked for .* in '.*'\. Download it from http"):
         dataset.get(name)(root=str(tmp_path))
 
 
-def test_a_path_is_an_ood_set_and_unlabeled_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_can_be_an_ood_set_and_unlabeled_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
     for number in range(40):
         pixels = generator.integers(0, 256, (20, 20, 3), dtype=np.uint8)

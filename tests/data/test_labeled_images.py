@@ -128,7 +128,7 @@ def write_bytes(root: Path) -> str:
         (write_bytes, "cannot be read"),
     ],
 )
-def test_what_has_no_labels_of_the_run_is_refused(tmp_path: Path, write: Any, message: str) -> None:
+def test_images_without_labels_of_the_run_are_refused(tmp_path: Path, write: Any, message: str) -> None:
     path = write(tmp_path)
     with pytest.raises(DataError, match=message):
         read(tmp_path, path)

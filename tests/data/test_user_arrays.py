@@ -54,7 +54,7 @@ def test_channels_last_are_moved_and_not_reshaped() -> None:
         ({}, "at least one"),
     ],
 )
-def test_inputs_that_are_no_samples_are_refused(given: Any, text: str) -> None:
+def test_invalid_inputs_are_refused(given: Any, text: str) -> None:
     with pytest.raises(DataError, match=text):
         convert_inputs(given)
 
@@ -94,7 +94,7 @@ def test_class_numbers_are_kept(labels: Any) -> None:
     assert names == ()
 
 
-def test_with_a_number_of_classes_integers_are_not_numbered_again() -> None:
+def test_integer_labels_are_unchanged_if_the_number_of_classes_is_given() -> None:
     numbers, names = convert_labels([1, 3, 3], 5)
     assert (numbers.tolist(), names) == ([1, 3, 3], ())
 
@@ -111,7 +111,7 @@ def test_with_a_number_of_classes_integers_are_not_numbered_again() -> None:
         (np.array(["2020-01-01"], dtype="datetime64[D]"), "integers or text"),
     ],
 )
-def test_labels_that_are_no_classes_are_refused(labels: Any, text: str) -> None:
+def test_invalid_labels_are_refused(labels: Any, text: str) -> None:
     with pytest.raises(DataError, match=text):
         convert_labels(labels)
 
@@ -143,7 +143,7 @@ def test_token_ids_and_named_inputs_are_not_standardized() -> None:
     assert mean_and_std({"a": torch.ones(3, 2)}) == ((), ())
 
 
-def test_tensors_that_are_no_pairs_are_refused_with_the_right_call() -> None:
+def test_tensors_instead_of_pairs_are_refused_with_the_correct_call() -> None:
     x, y = torch.zeros(6, 4), torch.zeros(6, dtype=torch.long)
     with pytest.raises(DataError, match=r"train is a Tensor, not a pair: pass from_tensors\(\(x_train, y_train\)"):
         plateaux.from_tensors(x, y, classes=2)  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ def read_csv(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(text))
 
 
-def test_a_folder_is_predicted_in_order_as_the_predictor_does(
+def test_a_folder_is_predicted_in_order_with_the_answers_of_the_predictor(
     run: Path, folder: Path, images: np.ndarray[Any, Any], tmp_path: Path
 ) -> None:
     events: list[ProgressEvent] = []
@@ -89,7 +89,7 @@ def test_a_folder_is_predicted_in_order_as_the_predictor_does(
     assert not (tmp_path / "a.csv.parts").exists()
 
 
-def test_all_formats_contain_the_same(run: Path, folder: Path, tmp_path: Path) -> None:
+def test_all_output_formats_contain_the_same_answers(run: Path, folder: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     (tmp_path / "bad.png").write_bytes(b"not an image")
     inputs = [folder, tmp_path / "bad.png"]
@@ -145,7 +145,7 @@ def test_arrays_and_tables_of_paths_are_the_same_inputs(
     assert len((tmp_path / "g.jsonl").read_text().splitlines()) == 40
 
 
-def test_parquet_columns_and_numbers_in_tables(tmp_path: Path) -> None:
+def test_parquet_columns_and_text_tables_of_numbers_are_inputs(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     contract = InputContract({"x": TensorSummary("float32", (3,), -1.0, 1.0)}, 2, ())
@@ -169,7 +169,7 @@ def test_parquet_columns_and_numbers_in_tables(tmp_path: Path) -> None:
     assert "no column 'd'; its columns are a, b, c" in (problem.problem or "")
 
 
-def test_texts_come_from_lines_and_columns(tmp_path: Path) -> None:
+def test_texts_are_read_from_lines_and_columns(tmp_path: Path) -> None:
     tokenizer = WordPiece("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nb", 8)
     summary = TensorSummary("int64", (8,), 0.0, 5.0)
     steps = Preprocessing(tokenizer=tokenizer)
@@ -186,7 +186,7 @@ def test_texts_come_from_lines_and_columns(tmp_path: Path) -> None:
         prepare(reader.read(lines[2]), contract)
 
 
-def test_named_arrays_come_from_npz(tmp_path: Path) -> None:
+def test_named_arrays_are_read_from_npz(tmp_path: Path) -> None:
     summary = TensorSummary("int64", (2,), 0.0, 5.0)
     contract = InputContract({"a": summary, "b": summary}, 2, ())
     np.savez(tmp_path / "x.npz", a=np.zeros((3, 2), dtype=int), b=np.ones((3, 2), dtype=int))
@@ -248,7 +248,7 @@ class Stopped(Exception):
     pass
 
 
-def test_only_what_is_missing_is_computed_and_the_bytes_are_equal(
+def test_resuming_computes_only_missing_parts_and_writes_equal_bytes(
     run: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predict_files(run, folder, tmp_path / "whole.csv", batch=SMALL)

@@ -52,7 +52,7 @@ def sign(bundle: Path, change: Callable[[dict[str, Any]], object] | None = None)
     file.write_text(json.dumps(with_json_digest(tree), indent=2) + "\n")
 
 
-def test_it_has_these_files_and_opens_unchanged(bundle: Path) -> None:
+def test_a_bundle_has_the_documented_files_and_opening_changes_none(bundle: Path) -> None:
     found = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
     assert found == set(FILES)
     before = {name: (bundle / name).read_bytes() for name in FILES}
@@ -91,7 +91,7 @@ def test_a_changed_byte_anywhere_is_refused_and_the_file_is_named(bundle: Path, 
 @pytest.mark.parametrize(
     "name", ["extra.txt", ".hidden", "members/2.safetensors", "members/evil.py", "readme.md", "a/b"]
 )
-def test_a_foreign_file_is_refused_and_named(bundle: Path, name: str) -> None:
+def test_an_additional_file_is_refused_and_named(bundle: Path, name: str) -> None:
     (bundle / name).parent.mkdir(exist_ok=True)
     (bundle / name).write_text("x")
     with pytest.raises(StorageError, match=rf"{name} does not belong to the bundle"):
@@ -155,20 +155,20 @@ def test_a_wrong_manifest_is_refused_with_the_field(bundle: Path, name: str) -> 
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"null", b"{", b"[" * 100_000, b'{"format": 1}', b"\xff\xfe", b"7" * 5000]
 )
-def test_a_manifest_that_is_no_manifest_is_refused(bundle: Path, content: bytes) -> None:
+def test_an_invalid_manifest_is_refused(bundle: Path, content: bytes) -> None:
     (bundle / "manifest.json").write_bytes(content)
     with pytest.raises(StorageError, match=r"manifest\.json"):
         Bundle.open(bundle)
 
 
-def test_a_gigantic_manifest_is_refused_before_it_is_read(bundle: Path) -> None:
+def test_a_manifest_of_64_gb_is_refused_before_it_is_read(bundle: Path) -> None:
     with (bundle / "manifest.json").open("r+b") as file:
         file.truncate(1 << 36)  # sparse
     with pytest.raises(StorageError, match=f"more than {MAX_BYTES:,} bytes"):
         Bundle.open(bundle)
 
 
-def test_a_gigantic_file_is_refused(bundle: Path) -> None:
+def test_a_file_larger_than_in_the_manifest_is_refused(bundle: Path) -> None:
     before = (bundle / "golden.safetensors").read_bytes()
     with (bundle / "golden.safetensors").open("r+b") as file:
         file.truncate(1 << 36)
@@ -235,7 +235,7 @@ def tiny_graph(*, domain: str = "", location: str | None = None, nested: bool = 
     return helper.make_model(helper.make_graph(nodes, "g", [x], [y], [weight]), opset_imports=opsets, ir_version=10)
 
 
-def test_graphs_that_need_more_than_the_standard_are_refused(bundle: Path) -> None:
+def test_graphs_with_external_data_or_custom_operators_are_refused(bundle: Path) -> None:
     check_graph(tiny_graph().SerializeToString(), "it")
     for model, message in (
         (tiny_graph(location="../../secret"), "external data"),

@@ -1,4 +1,4 @@
-"""A predictor with a cascade runs each member only on the inputs that are left, and answers as `predict` does."""
+"""A predictor with a cascade runs each member only on the remaining inputs, and gives the answers of `predict`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Counting(nn.Module):
         return self.table[x[:, 0].long()]
 
 
-def test_it_answers_as_predict_does(run: Path, images: torch.Tensor) -> None:
+def test_a_predictor_with_a_cascade_gives_the_answers_of_predict(run: Path, images: torch.Tensor) -> None:
     found, expected = load_predictor(run)(images), predict(run)
     assert found.members_queried is not None
     assert expected.members_queried is not None
@@ -85,7 +85,7 @@ def test_batches_threads_and_single_inputs_give_equal_answers(run: Path, images:
     ]
 
 
-def test_members_run_only_on_the_inputs_that_did_not_stop() -> None:
+def test_members_run_only_on_inputs_that_no_earlier_stage_answered() -> None:
     sure, other, unsure = [8.0, 0.0, 0.0], [0.0, 8.0, 0.0], [0.5, 0.0, 0.0]
     # Input 0: members 0 and 1 agree. Input 1: they disagree, so no later stage agrees. Input 2: never sure enough.
     # Input 3: unsure after two members, sure after three.
@@ -132,7 +132,7 @@ def test_named_inputs_are_queried_by_rows() -> None:
     assert [member.rows for member in members] == [[3], [2], [2]]
 
 
-def test_a_score_that_compares_members_needs_two_of_them(run: Path, tmp_path: Path) -> None:
+def test_a_score_that_compares_members_needs_two_members(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     calibrate(copy, fit=CalibrationOptions(cascade=CascadeOptions(max_harm=0.2, stages=(1, 2))))

@@ -1,4 +1,4 @@
-"""Exported graphs answer as the members do, at any batch size, and a graph that does not is refused."""
+"""Exported graphs give the answers of the members at any batch size, and a graph that does not is refused."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_graph_answers_as_the_members_at_every_batch_size(name: str) -> None:
+def test_a_graph_gives_the_answers_of_the_members_at_every_batch_size(name: str) -> None:
     members, settings, x = ensemble(name), SETTINGS[name], samples()
     graph = mlp_backend() if name == "mlp" else make_backend(members, settings, x)
     agreement = compare_backends(ModuleBackend(members, settings), graph, {"x": x}, None, "")
@@ -87,7 +87,7 @@ def test_a_graph_answers_as_the_members_at_every_batch_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp heads"])
-def test_heads_of_one_shape_are_one_product_and_the_backbone_runs_once(kind: str) -> None:
+def test_heads_of_equal_shape_are_batched_and_the_backbone_runs_once(kind: str) -> None:
     graph = AnswerGraph(members := ensemble(kind), AnswerSettings(), ["x"])
     batched = [part for part in graph.modules() if isinstance(part, BatchedLinear)]
     assert len(batched) == {"linear": 1, "mlp heads": 2}[kind]
@@ -100,7 +100,7 @@ def test_heads_of_one_shape_are_one_product_and_the_backbone_runs_once(kind: str
     assert len(convolutions) == len(alone)
 
 
-def test_other_heads_are_a_loop() -> None:
+def test_heads_of_different_shapes_are_looped() -> None:
     graph = AnswerGraph(members := ensemble("different heads"), AnswerSettings(), ["x"])
     assert not [part for part in graph.modules() if isinstance(part, BatchedLinear)]
     x = torch.from_numpy(samples())
@@ -121,7 +121,7 @@ def test_a_model_with_a_fixed_batch_size_is_refused() -> None:
         make_backend(Ensemble([FixedBatch()]), AnswerSettings(), samples((4,)))
 
 
-def test_a_graph_that_answers_otherwise_is_refused() -> None:
+def test_a_graph_with_different_answers_is_refused() -> None:
     members, x = ensemble("mlp"), samples()
     graph, expected = mlp_backend(), ModuleBackend(members, SETTINGS["mlp"])
     with torch.no_grad():
@@ -174,7 +174,9 @@ def test_decisions_may_differ_next_to_a_threshold_and_are_counted(
 
 
 @pytest.mark.parametrize(("p", "more", "other", "others", "message"), FAR)
-def test_other_differences_are_errors(p: list[float], more: Any, other: list[float], others: Any, message: str) -> None:
+def test_differences_that_no_threshold_explains_are_errors(
+    p: list[float], more: Any, other: list[float], others: Any, message: str
+) -> None:
     with pytest.raises(RunError, match=message):
         compare_answers(answers(p, **more), answers(other, **others), FITTED, "It")
 
@@ -291,7 +293,7 @@ def test_named_inputs_are_inputs_of_the_graph(tmp_path: Path) -> None:
 
 
 @pytest.mark.xdist_group("bundle")
-def test_what_was_fixed_at_export_cannot_be_changed_at_load(exported: Path, calibrated_run: Path) -> None:
+def test_options_fixed_at_export_cannot_be_changed_at_load(exported: Path, calibrated_run: Path) -> None:
     for options, message in (
         ({"ood_score": "pds"}, "computes 'max_probability'. Export it again with --ood-score pds"),
         ({"alpha": 0.2}, r"has the sets of alpha = 0\.1"),
@@ -321,7 +323,9 @@ def test_a_calibrated_run_of_images_agrees_in_every_answer(exported: Path, calib
 
 
 @pytest.mark.xdist_group("bundle")
-def test_the_manifest_has_measured_numbers_and_no_trace_of_the_machine(exported: Path, calibrated_run: Path) -> None:
+def test_the_manifest_has_measured_metrics_and_the_bundle_no_machine_paths(
+    exported: Path, calibrated_run: Path
+) -> None:
     manifest = Bundle.open(exported).manifest
     (accuracy,) = [number for number in manifest.measured if number.metric == "accuracy"]
     assert accuracy.value == plateaux.evaluate(calibrated_run, metrics=["accuracy"])["accuracy"].value

@@ -53,7 +53,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_bundle_goes_to_the_hub_and_back_without_code(exported: Path, hub: Hub, tmp_path: Path) -> None:
+def test_a_bundle_is_pushed_to_the_hub_and_pulled_without_code(exported: Path, hub: Hub, tmp_path: Path) -> None:
     done = plateaux_command(hub, tmp_path, "push", exported, f"hf://{REPO}", "--private", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["address"].endswith(REPO)
@@ -106,7 +106,7 @@ def test_a_private_push_to_a_public_repository_is_refused(exported: Path, hub: H
 
 
 @pytest.mark.parametrize("change", ["flipped", "longer", "missing", "code", "absent"])
-def test_what_is_wrong_on_the_hub_is_refused_and_leaves_no_bundle(
+def test_a_damaged_bundle_on_the_hub_is_refused_and_leaves_no_bundle(
     exported: Path, hub: Hub, tmp_path: Path, change: str
 ) -> None:
     files = read_files(exported)
@@ -189,13 +189,13 @@ def test_a_manifest_that_names_a_path_outside_is_refused(exported: Path, tmp_pat
 
 
 @pytest.mark.parametrize("address", ["hf://name", "hf://a/b/c", "hf:///x y/z"])
-def test_other_names_of_the_hub_are_refused(exported: Path, tmp_path: Path, address: str) -> None:
+def test_invalid_hub_addresses_are_refused(exported: Path, tmp_path: Path, address: str) -> None:
     for call in (lambda: plateaux.push(exported, address), lambda: plateaux.pull(address, tmp_path / "out")):
         with pytest.raises(RecipeError, match="give hf://user/name"):
             call()
 
 
-def test_wrong_arguments_have_one_sentence(exported: Path, tmp_path: Path) -> None:
+def test_invalid_arguments_are_rejected_with_the_next_step(exported: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"Leave out @v1"):
         plateaux.push(exported, f"hf://{REPO}@v1")
     with pytest.raises(RecipeError, match=r"is on the hub\. Pull into a folder"):

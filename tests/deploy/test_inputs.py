@@ -94,7 +94,7 @@ def test_files_are_resized_as_in_training(tmp_path: Path) -> None:
         rows(file, contract(shape=(3, 8, 8)))
 
 
-def test_floats_in_training_decide_the_scale_of_pixels() -> None:
+def test_the_range_of_training_floats_determines_the_scale_of_pixels() -> None:
     unit, unscaled = contract("float32", high=1.0), contract("float32", high=254.0)
     assert rows(PIXELS, unit).max() <= 1
     assert np.array_equal(rows(PIXELS, unscaled)[0], PIXELS.astype(np.float32))
@@ -132,20 +132,20 @@ REJECTED = [
 
 
 @pytest.mark.parametrize(("x", "what", "message"), REJECTED)
-def test_violations_are_one_sentence(x: Any, what: InputContract, message: str) -> None:
+def test_the_error_for_invalid_inputs_is_one_line(x: Any, what: InputContract, message: str) -> None:
     with pytest.raises(DataError, match=message) as error:
         prepare(x, what)
     assert "\n" not in str(error.value)
 
 
-def test_values_outside_the_training_range_are_no_violation() -> None:
+def test_values_outside_the_training_range_are_accepted() -> None:
     what = contract("float32", (5,), -1.0, 1.0)
     assert rows(np.full(5, 3.0), what).shape == (1, 5)
     assert rows([1.0, 0.0, 0.0, 0.0, 2.0], what).shape == (1, 5)
     assert rows(np.zeros(5), contract("float32", (5,), None, None)).shape == (1, 5)
 
 
-def test_texts_are_tokenized_alone_in_pairs_and_by_name() -> None:
+def test_single_texts_pairs_and_named_texts_are_tokenized() -> None:
     what = text_contract()
     named = prepare({"sentence1": "The cats sat.", "sentence2": "The cat ran."}, what)
     assert named.arrays["input_ids"].tolist() == [[2, 4, 5, 7, 8, 10, 3, 4, 5, 9, 10, 3]]
@@ -221,7 +221,7 @@ def test_a_damaged_tokenizer_is_refused(
         SentencePiece(pieces, scores, 12, charsmap).encode([("the cat", "dog")])
 
 
-def test_a_contract_is_read_as_it_was_written() -> None:
+def test_a_contract_round_trips_through_its_dict() -> None:
     albert = Preprocessing(tokenizer=SentencePiece(PIECES, SCORES, 12, "AAAA"))
     for what in (
         contract(),

@@ -34,7 +34,7 @@ def test_text_columns_are_aligned_to_the_left_and_numbers_to_the_right(manifest:
     assert lines[at + 2] == "| accuracy, mean probability | 0.9 ± 0.01 | digits (test, 360 samples) |"
 
 
-def test_a_bundle_without_calibration_says_so_once_under_its_limits(manifest: Manifest) -> None:
+def test_the_limits_of_an_uncalibrated_bundle_state_the_missing_calibration_once(manifest: Manifest) -> None:
     found = limits(replace(manifest, calibration=None, remark=NOT_CALIBRATED))
     assert sum("not calibrated" in line for line in found) == 1
     assert not any("plateaux calibrate" in line for line in found)  # whoever reads the card does not have the run
@@ -46,7 +46,7 @@ def test_a_remark_of_a_calibrated_bundle_is_a_sentence(manifest: Manifest) -> No
     assert found[-1] == "No prediction sets: the sets are &lt;b>randomized."
 
 
-def test_limits_say_what_holds_if_no_threshold_was_found(manifest: Manifest) -> None:
+def test_limits_state_the_consequences_if_no_threshold_was_found(manifest: Manifest) -> None:
     assert manifest.calibration is not None
     assert manifest.calibration.sets is not None
     assert any(

@@ -54,7 +54,7 @@ def images() -> torch.Tensor:
     return x
 
 
-def test_it_answers_as_predict_and_the_ensemble_do(run: Path, images: torch.Tensor) -> None:
+def test_a_predictor_gives_the_answers_of_predict_and_of_the_ensemble(run: Path, images: torch.Tensor) -> None:
     predictor = load_predictor(run, threads=1)
     found, expected = predictor(images), predict(run)
     assert len(found) == 599
@@ -76,7 +76,7 @@ def test_it_answers_as_predict_and_the_ensemble_do(run: Path, images: torch.Tens
     assert all(row[0] == name for row, name in zip(found.prediction_set_names, found.label_name, strict=True) if row)
 
 
-def test_an_uncalibrated_run_says_so_and_is_the_mean_probability(uncalibrated: Path, images: torch.Tensor) -> None:
+def test_an_uncalibrated_run_gives_the_mean_probability_and_a_remark(uncalibrated: Path, images: torch.Tensor) -> None:
     found = load_predictor(uncalibrated, ood_score="pds")(images[:70])
     assert np.allclose(found.probabilities, load(uncalibrated).predict(images[:70]).numpy(), atol=1e-5)
     assert (found.prediction_set, found.abstain, found.calibrated) == (None, None, False)
@@ -107,7 +107,9 @@ def test_batches_do_not_change_answers_and_one_input_is_one_row(run: Path, image
         load_predictor(run, threads=0)
 
 
-def test_files_have_names_and_equal_arrays(run: Path, images: torch.Tensor, tmp_path: Path) -> None:
+def test_image_files_give_the_answers_of_arrays_and_keep_their_names(
+    run: Path, images: torch.Tensor, tmp_path: Path
+) -> None:
     files = [tmp_path / f"{number}.png" for number in range(3)]
     for file, image in zip(files, images, strict=False):
         Image.fromarray(image[0].numpy(), "L").save(file)
@@ -178,7 +180,7 @@ def test_nan_answers_are_an_error(run: Path, images: torch.Tensor) -> None:
         predictor(images[:2])
 
 
-def test_a_model_passed_in_python_is_passed_again(tmp_path: Path) -> None:
+def test_a_model_passed_to_train_must_be_passed_to_load_predictor(tmp_path: Path) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -204,7 +206,7 @@ def test_a_model_passed_in_python_is_passed_again(tmp_path: Path) -> None:
         predictor(x[:5] * 1000)
 
 
-def test_imported_weights_and_soups_have_a_contract(run: Path, tmp_path: Path, images: torch.Tensor) -> None:
+def test_imported_weights_and_soups_have_an_input_contract(run: Path, tmp_path: Path, images: torch.Tensor) -> None:
     weights = [str(path) for path in sorted((run / "members").glob("*/*.safetensors")) if "weights" in path.name]
     recipe = plateaux.Recipe.from_dict({**RECIPE, "members": len(weights)})
     imported = plateaux.import_weights(tmp_path / "imported", recipe, weights)

@@ -45,7 +45,9 @@ def bundle(run: Path) -> Path:
     return run.parent / "bundle"
 
 
-def test_it_has_one_graph_per_stage_and_answers_as_the_members(run: Path, bundle: Path) -> None:
+def test_a_bundle_of_a_cascade_has_one_graph_per_stage_and_gives_the_answers_of_the_members(
+    run: Path, bundle: Path
+) -> None:
     files = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*.*") if path.is_file()}
     assert {name for name in files if name.endswith(".onnx")} == {f"stages/{n}.onnx" for n in (1, 2, 3)}
     x, _ = dataset.get("digits")().test.fetch(torch.arange(599))

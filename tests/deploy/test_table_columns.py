@@ -61,7 +61,7 @@ def expected(run: Path) -> Any:
     return logits.double().softmax(-1).mean(0).numpy()
 
 
-def test_the_run_stores_the_names(run: Path) -> None:
+def test_the_run_stores_the_column_names(run: Path) -> None:
     steps = Run.open(run).info.preprocessing
     assert steps is not None
     assert steps.columns == COLUMNS
@@ -218,7 +218,7 @@ def test_a_series_is_a_column_of_a_model_for_one_feature() -> None:
     assert prepare(pd.Series([1, 2, 3]), contract).arrays["x"].tolist() == [[1], [2], [3]]
 
 
-def test_names_that_name_nothing_are_not_stored() -> None:
+def test_invalid_column_names_are_not_stored() -> None:
     for names in ([0, 1, 2], ["a", "b", "a"], [("a", "x"), ("a", "y"), ("b", "x")]):
         assert plateaux.from_arrays(FRAME.set_axis(names, axis=1), LABELS).preprocessing.columns == ()
     assert plateaux.from_arrays(FRAME.to_numpy("float32"), LABELS).preprocessing.columns == ()

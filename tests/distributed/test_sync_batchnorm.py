@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 from laws.meshes import mesh
-from reference import batchnorm as twin
+from reference import batchnorm as reference
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
 from plateaux.distributed.sync_batchnorm import SyncedBatchNorm, convert_sync_batchnorm
 
 SHAPES = {"flat": (7, 3), "line": (7, 3, 4), "image": (7, 3, 4, 5)}
-CUTS = [(0, 3, 7), (0, 1, 7), (0, 0, 7)]  # the last: one process has nothing
+CUTS = [(0, 3, 7), (0, 1, 7), (0, 0, 7)]  # in the last, one process has no samples
 
 
 def problem(shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -33,8 +33,8 @@ def layer_for(shape: tuple[int, ...], momentum: float | None) -> nn.Module:
     return kind(shape[1], momentum=momentum).double()
 
 
-def pass_here(shape: tuple[int, ...], cut: tuple[int, ...], momentum: float | None) -> dict[str, Any]:
-    """Put this process's share through two passes of a synchronised layer; return all that came of it."""
+def run_passes(shape: tuple[int, ...], cut: tuple[int, ...], momentum: float | None) -> dict[str, Any]:
+    """Run a synchronized layer twice on the samples of this process, and return outputs, gradients, and buffers."""
     import torch.distributed as dist
 
     x, grad, weight, bias = problem(shape)
@@ -58,18 +58,18 @@ def pass_here(shape: tuple[int, ...], cut: tuple[int, ...], momentum: float | No
 @pytest.mark.parametrize("momentum", [0.3, None])
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("kind", SHAPES)
-def test_two_processes_are_one_layer_on_the_whole_batch(
+def test_two_processes_equal_one_layer_on_the_full_batch(
     kind: str, cut: tuple[int, ...], momentum: float | None
 ) -> None:
     x, grad, weight, bias = (t.numpy() for t in problem(SHAPES[kind]))
-    found = mesh(2).run("tests.distributed.test_sync_batchnorm:pass_here", SHAPES[kind], cut, momentum)
+    found = mesh(2).run("tests.distributed.test_sync_batchnorm:run_passes", SHAPES[kind], cut, momentum)
     close = {"rtol": 0, "atol": 1e-12}
-    np.testing.assert_allclose(torch.cat([each["out"] for each in found]), twin.forward(x, weight, bias), **close)
-    truth = dict(zip(("x", "weight", "bias"), twin.backward(x, weight, grad), strict=True))
+    np.testing.assert_allclose(torch.cat([each["out"] for each in found]), reference.forward(x, weight, bias), **close)
+    truth = dict(zip(("x", "weight", "bias"), reference.backward(x, weight, grad), strict=True))
     np.testing.assert_allclose(torch.cat([each["x"] for each in found]), truth["x"], **close)
     mean, var = np.zeros(3), np.ones(3)
     for rate in (1, 0.5) if momentum is None else (momentum, momentum):
-        mean, var = twin.running(mean, var, x, rate)
+        mean, var = reference.running(mean, var, x, rate)
     for each in found:
         np.testing.assert_allclose(each["weight"], truth["weight"], **close)
         np.testing.assert_allclose(each["bias"], truth["bias"], **close)
@@ -79,7 +79,7 @@ def test_two_processes_are_one_layer_on_the_whole_batch(
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_the_twin_is_torchs_own_layer(kind: str) -> None:
+def test_the_reference_equals_the_layer_of_torch(kind: str) -> None:
     x, grad, weight, bias = problem(SHAPES[kind])
     layer = layer_for(SHAPES[kind], 0.1)
     with torch.no_grad():
@@ -89,15 +89,17 @@ def test_the_twin_is_torchs_own_layer(kind: str) -> None:
     out = layer(x)
     out.backward(grad)
     plain = x.detach().numpy()
-    np.testing.assert_allclose(out.detach(), twin.forward(plain, weight.numpy(), bias.numpy()), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(out.detach(), reference.forward(plain, weight.numpy(), bias.numpy()), rtol=0, atol=1e-12)
     for mine, its in zip(
-        twin.backward(plain, weight.numpy(), grad.numpy()), (x.grad, layer.weight.grad, layer.bias.grad), strict=True
+        reference.backward(plain, weight.numpy(), grad.numpy()),
+        (x.grad, layer.weight.grad, layer.bias.grad),
+        strict=True,
     ):
         np.testing.assert_allclose(its, mine, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(layer.running_var, twin.running(np.zeros(3), np.ones(3), plain, 0.1)[1], atol=1e-12)
+    np.testing.assert_allclose(layer.running_var, reference.running(np.zeros(3), np.ones(3), plain, 0.1)[1], atol=1e-12)
 
 
-def nobody_here() -> dict[str, Tensor]:
+def run_empty_batch() -> dict[str, Tensor]:
     import torch.distributed as dist
 
     layer = nn.BatchNorm2d(3)
@@ -106,14 +108,14 @@ def nobody_here() -> dict[str, Tensor]:
     return dict(layer.named_buffers())
 
 
-def test_a_batch_that_nobody_has_samples_of_moves_nothing() -> None:
-    for buffers in mesh(2).run("tests.distributed.test_sync_batchnorm:nobody_here"):
+def test_a_batch_without_samples_on_any_process_changes_no_statistics() -> None:
+    for buffers in mesh(2).run("tests.distributed.test_sync_batchnorm:run_empty_batch"):
         assert torch.equal(buffers["running_var"], torch.ones(3))
         assert torch.equal(buffers["running_mean"], torch.zeros(3))
         assert int(buffers["num_batches_tracked"]) == 0
 
 
-def test_evaluation_is_torchs_own() -> None:
+def test_evaluation_equals_the_layer_of_torch() -> None:
     layer, synced = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
     for each in (layer, synced):
         each.running_mean = torch.tensor([1.0, 2.0, 3.0])
@@ -123,7 +125,7 @@ def test_evaluation_is_torchs_own() -> None:
     assert torch.equal(synced(x), layer(x))
 
 
-def test_every_batchnorm_of_a_network_is_synchronised_and_keeps_its_names() -> None:
+def test_every_batchnorm_of_a_network_is_synchronized_and_keeps_its_names() -> None:
     net = nn.Sequential(nn.Conv2d(1, 3, 1), nn.Sequential(nn.BatchNorm2d(3)), nn.BatchNorm2d(3, affine=False))
     before = list(net.state_dict())
     convert_sync_batchnorm(net, "group")
@@ -132,7 +134,7 @@ def test_every_batchnorm_of_a_network_is_synchronised_and_keeps_its_names() -> N
     assert net[2].group == "group"
 
 
-def timm_here() -> float:
+def run_timm() -> float:
     """Return how far timm's layer with its activation is from itself on the whole batch."""
     import torch.distributed as dist
 
@@ -149,13 +151,13 @@ def timm_here() -> float:
     return max(gap, float((shared(x) - alone(x)).abs().max()))
 
 
-def test_timms_layer_keeps_its_activation() -> None:
+def test_the_batchnorm_layer_of_timm_keeps_its_activation() -> None:
     if find_spec("timm") is None:
         pytest.skip("timm is not installed")
-    assert max(mesh(2).run("tests.distributed.test_sync_batchnorm:timm_here")) < 1e-5
+    assert max(mesh(2).run("tests.distributed.test_sync_batchnorm:run_timm")) < 1e-5
 
 
-def test_a_batchnorm_of_another_kind_is_refused_by_name() -> None:
+def test_a_custom_batchnorm_layer_is_refused_by_name() -> None:
     class Odd(nn.BatchNorm2d):
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)

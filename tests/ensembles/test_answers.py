@@ -26,7 +26,7 @@ def answers(settings: AnswerSettings, dtype: torch.dtype = torch.float64) -> dic
 
 
 @pytest.mark.parametrize("score", OOD_SCORES)
-def test_without_a_calibration_they_are_the_mean_probability_and_the_scores(score: str) -> None:
+def test_answers_without_a_calibration_are_the_mean_probability_and_the_scores(score: str) -> None:
     found = answers(AnswerSettings(score))
     log_p = log_probabilities(LOGITS.double())[-2]
     assert torch.allclose(found["probabilities"], log_p.exp(), atol=1e-14)
@@ -41,7 +41,9 @@ def test_without_a_calibration_they_are_the_mean_probability_and_the_scores(scor
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("never_empty", [False, True])
-def test_calibrated_answers_are_those_of_the_fitted_parts(order: Order, kind: Kind, never_empty: bool) -> None:
+def test_calibrated_answers_use_the_fitted_temperatures_sets_and_threshold(
+    order: Order, kind: Kind, never_empty: bool
+) -> None:
     fit = pool_then_calibrate if order == "pool then calibrate" else calibrate_then_pool
     temperatures = fit(LOGITS, LABELS)
     log_p = apply(LOGITS, temperatures)

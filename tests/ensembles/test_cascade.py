@@ -60,7 +60,7 @@ def test_the_fit_equals_the_slow_sequence_of_tests(max_harm: float, samples: int
     assert (found.stages, found.samples, found.kind) == ((1, 3), samples, kind)
 
 
-def test_a_stop_is_answered_by_the_class_of_the_first_member_so_losses_grow_as_the_threshold_falls() -> None:
+def test_stopped_samples_get_the_class_of_the_first_member_and_losses_grow_as_the_threshold_falls() -> None:
     logits, y = draw(2000, seed=1)
     every, losses = build((1, 2, 3, 4), None).log_p(logits).argmax(-1), []
     for threshold in GRID:
@@ -99,11 +99,11 @@ def test_the_guarantee_holds_over_many_draws_of_held_out_samples(kind: str) -> N
         above += true_loss(found.threshold) > 0.02
         queried += found.queried / draws
     assert above / draws <= 0.1 + 2 * math.sqrt(0.1 * 0.9 / draws)
-    assert above > 0, "a fit that never comes near the bound is too careful, or does nothing"
+    assert above > 0, "a fit that never comes near the bound is too conservative, or does nothing"
     assert queried < 3.5
 
 
-def test_too_few_samples_give_a_cascade_of_all_members_that_says_how_many_are_needed() -> None:
+def test_too_few_samples_give_a_cascade_of_all_members_and_report_how_many_are_needed() -> None:
     logits, y = draw(100)
     found = fit(logits, y)
     assert needed_samples(CascadeOptions()) == 460
@@ -119,7 +119,7 @@ def test_too_few_samples_give_a_cascade_of_all_members_that_says_how_many_are_ne
     assert fit(same.repeat(1, 5, 1)[:, :459], y.repeat(5)[:459]).threshold is None
 
 
-def test_confident_members_that_are_wrong_together_leave_no_threshold() -> None:
+def test_no_threshold_is_found_if_the_most_confident_samples_exceed_the_bound() -> None:
     confident = torch.zeros(3, 1000, 2)
     confident[:2, :, 0], confident[2, :, 1] = 1e4, 1e4
     confident[2, :, 1] += 1e4
@@ -159,13 +159,13 @@ def test_default_stages_begin_at_two_members() -> None:
         (CascadeOptions(kind="hurt"), "harm, differs"),  # type: ignore[arg-type]
     ],
 )
-def test_wrong_options_are_refused(options: CascadeOptions, words: str) -> None:
+def test_invalid_options_are_rejected(options: CascadeOptions, words: str) -> None:
     logits, y = draw(10)
     with pytest.raises(RecipeError, match=words):
         fit(logits, y, options)
 
 
-def test_wrong_arrays_are_refused() -> None:
+def test_invalid_arrays_are_rejected() -> None:
     logits, y = draw(10)
     with pytest.raises(DataError, match=r"\[M, N, C\]"):
         fit(logits[0], y)
@@ -177,7 +177,7 @@ def test_wrong_arrays_are_refused() -> None:
         build((2,), 0.5).members_queried(logits[:3])
 
 
-def test_a_cascade_survives_json_and_a_broken_one_is_refused() -> None:
+def test_a_cascade_round_trips_through_json_and_an_invalid_one_is_rejected() -> None:
     for cascade in (build((2, 3), 0.5), build((1,), None)):
         assert Cascade.from_dict(json.loads(json.dumps(cascade.to_dict()))) == cascade
     with pytest.raises(RecipeError, match=r"threshold of a cascade is 1\.5"):

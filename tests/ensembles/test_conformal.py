@@ -261,7 +261,7 @@ def test_half_precision_log_probabilities_are_accepted(kind: Kind) -> None:
     assert fit(log_p.half(), y, ids, 0.1, kind) == fit(log_p.half().double(), y, ids, 0.1, kind)
 
 
-def test_coverage_and_mean_size_by_hand() -> None:
+def test_coverage_and_mean_size_of_a_small_example_equal_hand_computed_values() -> None:
     sets = torch.tensor([[True, True, False], [False, False, False], [False, True, False], [True, True, True]])
     y = torch.tensor([1, 0, 2, 2])
     assert coverage(sets, y) == Estimate(0.5, 0.25)

@@ -1,4 +1,4 @@
-"""A threshold from few samples: what it promises, and what it gives."""
+"""Rejection thresholds fitted on few samples: guaranteed and actual risk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plateaux.ensembles.selective import fit, min_samples
 
 
 @pytest.mark.slow
-def test_with_72_samples_the_default_bound_keeps_its_promise_and_no_bound_does_not() -> None:
+def test_with_72_samples_only_the_default_bound_controls_the_risk() -> None:
     """Errors have probability u at error probability u, so a threshold t accepts samples with a risk of t / 2."""
     exceeded = {"none": 0, "clopper-pearson": 0}
     for seed in range(200):
@@ -22,7 +22,7 @@ def test_with_72_samples_the_default_bound_keeps_its_promise_and_no_bound_does_n
     assert exceeded["clopper-pearson"] <= 20  # at most 5 %, and its binomial error
 
 
-def test_the_remark_of_a_threshold_without_a_bound_says_how_high_the_risk_can_be() -> None:
+def test_the_remark_of_a_threshold_without_a_bound_states_the_possible_risk() -> None:
     found = fit(torch.arange(72.0), torch.zeros(72), 0.05, bound="none")
     assert found.remark.startswith(
         "The risk of 0.05 is not guaranteed without a bound: 0 errors in 72 accepted held-out samples are consistent "

@@ -1,4 +1,4 @@
-"""Doubt is fitted on held-out samples, stored with their ids, and never judged on the same ones."""
+"""A calibration is fitted on held-out samples, stored with their ids, and never evaluated on the same samples."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_what_was_fitted_is_stored_with_the_ids_it_was_fitted_on(run: Path) -> None:
+def test_a_calibration_is_stored_with_the_ids_of_its_samples(run: Path) -> None:
     made = calibrate(run)
     again = Calibration.read(Run.open(run))
     assert again.to_dict() == made.to_dict() == LocalStore(run).get_json("calibration.json")
@@ -100,7 +100,7 @@ def test_losses_before_and_after_calibration_equal_scikit_learn(run: Path) -> No
     )
 
 
-def test_numbers_on_the_samples_of_the_fit_are_refused(run: Path) -> None:
+def test_evaluation_on_the_calibration_samples_is_refused(run: Path) -> None:
     calibrate(run, split="test", fraction=0.5)
     with pytest.raises(
         RunError, match=r"fitted on 300 of the 599 test samples.*optimistically biased.*--exclude-calibration-ids"
@@ -114,7 +114,7 @@ def test_numbers_on_the_samples_of_the_fit_are_refused(run: Path) -> None:
         evaluate_calibration(run, split="test", exclude_calibration_ids=True)
 
 
-def test_judged_on_others_sets_cover_and_answers_are_right_as_often_as_wanted(run: Path) -> None:
+def test_coverage_and_risk_on_other_samples_are_close_to_their_targets(run: Path) -> None:
     calibrate(
         run, split="test", fraction=0.5, fit=CalibrationOptions(target_risk=0.05)
     )  # other writers wrote what was trained on: not exchangeable
@@ -129,7 +129,7 @@ def test_judged_on_others_sets_cover_and_answers_are_right_as_often_as_wanted(ru
         assert after.value < before.value + 0.02
 
 
-def test_training_samples_are_no_ground_for_doubt(run: Path) -> None:
+def test_fitting_on_training_samples_is_refused(run: Path) -> None:
     with pytest.raises(RecipeError, match="Fit on held-out samples"):
         calibrate(run, split="train")
     with pytest.raises(RecipeError, match="Fit on held-out samples"):
@@ -138,7 +138,7 @@ def test_training_samples_are_no_ground_for_doubt(run: Path) -> None:
         calibrate(run, fraction=0)
 
 
-def test_other_weights_are_not_served_by_an_old_calibration(run: Path, tmp_path: Path) -> None:
+def test_a_calibration_of_other_weights_is_refused(run: Path, tmp_path: Path) -> None:
     train(Recipe.from_dict({**RECIPE, "seed": 5}), tmp_path)
     with pytest.raises(RunError, match=r"is not calibrated\. Run: plateaux calibrate"):
         evaluate_calibration(tmp_path)
@@ -150,7 +150,7 @@ def test_other_weights_are_not_served_by_an_old_calibration(run: Path, tmp_path:
         predict(tmp_path)
 
 
-def test_answers_before_calibration_are_the_ensembles_probabilities(tmp_path: Path, log_lines: list[str]) -> None:
+def test_predictions_without_calibration_are_the_mean_probabilities(tmp_path: Path, log_lines: list[str]) -> None:
     train(Recipe.from_dict(RECIPE), tmp_path)
     log_lines.clear()
     answers = predict(tmp_path)
@@ -169,7 +169,7 @@ def test_answers_before_calibration_are_the_ensembles_probabilities(tmp_path: Pa
     assert record["label_name"] == str(record["label"])
 
 
-def test_answers_are_written_in_three_forms_that_say_the_same(run: Path, tmp_path: Path) -> None:
+def test_predictions_are_equal_in_csv_jsonl_and_npz(run: Path, tmp_path: Path) -> None:
     calibrate(run, fit=CalibrationOptions(target_risk=0.02))
     answers = predict(run, alpha=0.05)
     assert answers.prediction_set is not None
@@ -196,7 +196,7 @@ def test_answers_are_written_in_three_forms_that_say_the_same(run: Path, tmp_pat
         answers.write(tmp_path / "a.txt")
 
 
-def test_answers_for_another_set_and_wrong_words(run: Path, log_lines: list[str]) -> None:
+def test_predict_accepts_another_data_set_and_rejects_unknown_options(run: Path, log_lines: list[str]) -> None:
     calibrate(run)
     assert len(predict(run, split="digits", options=EvalOptions(limit=20))) == 20
     with pytest.raises(RecipeError, match="There is no OOD score called 'smoke'"):

@@ -67,7 +67,7 @@ def select(outputs: MemberOutputs, ids: torch.Tensor) -> MemberOutputs:
 
 
 @pytest.mark.slow
-def test_the_cascade_and_the_rest_are_fitted_on_two_halves(run: Path) -> None:
+def test_the_cascade_and_the_calibration_are_fitted_on_two_halves(run: Path) -> None:
     made = calibrate(run, fit=FIT)
     assert made.cascade is not None
     assert made.cascade_ids is not None
@@ -103,7 +103,7 @@ def test_both_lists_of_ids_are_stored_and_read_back(run: Path) -> None:
     assert set(tensors) == {"ids", "cascade_ids"}
 
 
-def test_a_calibration_without_a_cascade_stores_none_of_it(run: Path) -> None:
+def test_a_calibration_without_a_cascade_stores_no_cascade(run: Path) -> None:
     made = calibrate(run)
     stored = LocalStore(run).get_json("calibration.json")
     assert list(stored) == [
@@ -124,7 +124,9 @@ def test_a_calibration_without_a_cascade_stores_none_of_it(run: Path) -> None:
         evaluate_cascade(run)
 
 
-def test_too_few_samples_query_all_members_and_say_how_many_are_needed(run: Path, log_lines: list[str]) -> None:
+def test_with_too_few_samples_all_members_are_queried_and_the_needed_number_is_reported(
+    run: Path, log_lines: list[str]
+) -> None:
     log_lines.clear()
     made = calibrate(run, fit=CalibrationOptions(cascade=CascadeOptions()))
     assert made.cascade is not None
@@ -188,7 +190,7 @@ def test_one_member_has_no_mutual_information_and_no_score_that_compares_members
         predict(run, ood_score="pds")
 
 
-def test_only_pooling_first_has_a_meaning_for_a_cascade(run: Path) -> None:
+def test_a_cascade_requires_pool_then_calibrate(run: Path) -> None:
     with pytest.raises(RecipeError, match=r"order = 'calibrate then pool' was given with a cascade.*--order pool"):
         calibrate(run, fit=replace(FIT, order="calibrate then pool"))
 
@@ -256,7 +258,7 @@ def test_other_datasets_need_no_labels_and_have_no_guarantee(run: Path) -> None:
     assert "does not hold" in text
 
 
-def test_only_the_corruptions_that_are_missing_are_skipped(tmp_path: Path, log_lines: list[str]) -> None:
+def test_only_missing_corruptions_are_skipped(tmp_path: Path, log_lines: list[str]) -> None:
     WRITERS["cifar10"](tmp_path / "data", {})
     data = {"name": "cifar10", "root": str(tmp_path / "data"), "batch_size": 8}
     train(Recipe.from_dict({**RECIPE, "members": 3, "data": data, "train": {"epochs": 1}}), tmp_path / "run")
@@ -268,7 +270,7 @@ def test_only_the_corruptions_that_are_missing_are_skipped(tmp_path: Path, log_l
     assert [line for line in log_lines if line.startswith("corrupted:fog:5 is skipped: ")]
 
 
-def test_corrupted_samples_have_no_guarantee_and_exclude_those_of_the_fit(tmp_path: Path) -> None:
+def test_corrupted_samples_have_no_guarantee_and_exclude_the_calibration_samples(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (200, 3, 16, 16), generator=generator, dtype=torch.uint8)
     y = torch.randint(3, (200,), generator=generator)

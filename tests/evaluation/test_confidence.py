@@ -163,7 +163,7 @@ def test_ties_share_the_bin_of_their_lowest_rank(values: list[float], bins: int)
     assert assign_bins(values, bins) == truth
 
 
-def test_the_bin_of_ties_by_hand() -> None:
+def test_the_bins_of_tied_confidences_equal_hand_computed_values() -> None:
     assert assign_bins([0.9, 0.2, 0.9, 0.4, 0.9, 0.9], 3) == [1, 0, 1, 0, 1, 1]
 
 

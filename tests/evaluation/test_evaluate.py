@@ -1,4 +1,4 @@
-"""Measuring a run: the right samples, the right weights, and numbers that are kept where they belong."""
+"""Evaluating a run: the correct samples and weights, and results stored in the run folder."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def truth(run: Path, on: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("on", ["test", "train", "validation"])
-def test_numbers_are_those_of_the_stored_weights_on_those_samples(run: Path, on: str) -> None:
+def test_metrics_of_the_stored_weights_equal_scikit_learn(run: Path, on: str) -> None:
     found = {each.metric: each for each in evaluate(run, split=on)}
     p, y = truth(run, on)
     assert list(found) == list(STANDARD)
@@ -81,7 +81,7 @@ def test_numbers_are_those_of_the_stored_weights_on_those_samples(run: Path, on:
     assert found["accuracy"].data["samples"] == len(y)
 
 
-def test_rows_come_in_order_with_the_mean_of_the_members(run: Path) -> None:
+def test_rows_are_ordered_and_include_the_mean_of_members(run: Path) -> None:
     (found,) = evaluate(run, metrics=["nll"])
     names = [f"member {n}" for n in range(3)]
     assert list(found.rows) == [*names, MEAN_OF_MEMBERS, MEAN_PROBABILITY, MEAN_LOGIT]
@@ -92,7 +92,7 @@ def test_rows_come_in_order_with_the_mean_of_the_members(run: Path) -> None:
     assert found.rows[MEAN_LOGIT].value <= np.mean(numbers)
 
 
-def test_every_measurement_is_kept_as_one_object_that_says_what_it_is(run: Path) -> None:
+def test_every_result_is_stored_with_its_metadata(run: Path) -> None:
     (found,) = evaluate(run, metrics=["brier"], split="validation")
     store = LocalStore(run)
     kept = [store.get_json(name) for name in store.names("metrics") if name.startswith("metrics/brier-")]
@@ -107,7 +107,7 @@ def test_every_measurement_is_kept_as_one_object_that_says_what_it_is(run: Path)
     assert len(asked) == len(set(asked)) >= 2
 
 
-def test_measuring_changes_nothing_but_the_measures_and_what_is_kept(run: Path) -> None:
+def test_evaluation_writes_only_metrics_and_predictions(run: Path) -> None:
     def rest() -> dict[str, bytes]:
         files = (p for p in run.rglob("*") if p.is_file() and not {"metrics", "predictions"} & set(p.parts))
         return {str(p): p.read_bytes() for p in files}
@@ -117,7 +117,7 @@ def test_measuring_changes_nothing_but_the_measures_and_what_is_kept(run: Path) 
     assert rest() == before
 
 
-def test_samples_that_are_not_there_are_told(run: Path, tmp_path: Path) -> None:
+def test_a_missing_split_is_rejected(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="There is no split called 'tset'; allowed: test, train, validation"):
         evaluate(run, split="tset")
     train(recipe("data.validation_split=0", "train.epochs=1"), tmp_path)
@@ -128,20 +128,20 @@ def test_samples_that_are_not_there_are_told(run: Path, tmp_path: Path) -> None:
         evaluate(tmp_path, split="validation")
 
 
-def test_unknown_and_unmarked_measures_are_refused(run: Path) -> None:
+def test_unknown_and_untrusted_metrics_are_rejected(run: Path) -> None:
     with pytest.raises(UnknownNameError, match="There is no metric called 'acuracy'; did you mean 'accuracy'"):
         evaluate(run, metrics=["acuracy"])
     with pytest.raises(UntrustedCodeError):
         evaluate(run, metrics=["cases:apart"])
 
 
-def test_progress_is_told(run: Path) -> None:
+def test_progress_is_reported(run: Path) -> None:
     events: list[ProgressEvent] = []
     evaluate(run, metrics=["nll"], options=EvalOptions(no_cache=True), progress=events.append)
     assert events == [WorkDone(256, 300), WorkDone(300, 300)]
 
 
-def test_a_run_without_weights_says_so(tmp_path: Path) -> None:
+def test_a_member_without_weights_is_an_error(tmp_path: Path) -> None:
     train(recipe("members=1"), tmp_path)
     Run.begin(tmp_path, Experiment(recipe("members=2")), Run.open(tmp_path).info)
     with pytest.raises(RunError, match=r"Member 1 of .* has no weights yet \(0 of 3 epochs done\)"):
@@ -174,7 +174,7 @@ def test_weights_of_another_model_are_refused(run: Path, tmp_path: Path) -> None
     ],
     ids=str,
 )
-def test_what_is_loaded_is_what_was_trained(tmp_path: Path, changes: list[str]) -> None:
+def test_loaded_members_have_the_trained_weights(tmp_path: Path, changes: list[str]) -> None:
     out = train(recipe(*changes), tmp_path)
     loaded = load(tmp_path)
     for number, member in enumerate(loaded.members):

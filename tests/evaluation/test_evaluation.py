@@ -40,7 +40,7 @@ def test_the_ensemble_and_the_members_are_read_by_name(result: Evaluation) -> No
     assert [each.metric for each in result[1:]] == ["nll", "disagreement"]
 
 
-def test_one_member_stands_for_the_ensemble() -> None:
+def test_the_ensemble_of_one_member_is_that_member() -> None:
     rows = {RowName.member(4): Estimate(0.5, 0.1)}
     assert MetricResult("accuracy", "test", rows, True, {}, {}).ensemble.value == 0.5
     rows = {RowName.member(4).with_part("class 0"): Estimate(0.5)}
@@ -111,7 +111,7 @@ def test_an_option_that_a_function_does_not_support_is_refused(run: Path) -> Non
         RowName.parse("anything"),
     ],
 )
-def test_a_row_name_survives_its_text_and_pickle(name: RowName) -> None:
+def test_a_row_name_round_trips_through_text_and_pickle(name: RowName) -> None:
     for copy in (RowName.parse(str(name)), pickle.loads(pickle.dumps(name))):
         assert (copy, copy.kind, copy.members, copy.part) == (name, name.kind, name.members, name.part)
     assert name.base.with_part(*name.part) == name
@@ -123,7 +123,7 @@ def test_only_rows_about_members_are_renumbered() -> None:
     assert [name.kind for name in row_names(4)] == ["member", "member", "ensemble", "ensemble"]
 
 
-def test_the_mean_of_members_follows_the_members() -> None:
+def test_the_mean_of_members_is_listed_after_the_members() -> None:
     rows = dict(zip(row_names(4), map(Estimate, (1.0, 3.0, 5.0, 7.0)), strict=True))
     with_mean = with_mean_of_members(rows)
     assert list(with_mean)[2] == "mean of members"

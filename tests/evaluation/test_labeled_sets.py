@@ -142,7 +142,7 @@ def test_masked_metrics_equal_a_reference_with_pil_and_numpy(place: Path) -> Non
     assert "folder, ./shift (29, 3 of 5 classes)" in repr(found)
 
 
-def test_masked_and_unmasked_logits_are_cached_apart(place: Path) -> None:
+def test_masked_and_unmasked_logits_are_cached_separately(place: Path) -> None:
     files = shift_files(place)
     for names, split in ((SOME, "./shift"), (CLASSES, "./shift:all_classes")) * 2:
         found = plateaux.evaluate(place / "run", split=split, metrics=["accuracy", "nll"])
@@ -244,7 +244,7 @@ def test_a_mask_selects_columns_and_renumbers_labels() -> None:
         list(mask_classes(iter([batch]), (1, 3)))
 
 
-def test_a_network_that_prefers_a_masked_class_is_right_among_the_others(tmp_path: Path) -> None:
+def test_a_prediction_of_a_masked_class_is_replaced_by_the_best_other_class(tmp_path: Path) -> None:
     """A known network: its logits are 9 for class 0, and the class's mean pixel for the others."""
     for name, value in (("1", 40), ("2", 200)):
         (tmp_path / "set" / name).mkdir(parents=True)
@@ -317,21 +317,21 @@ def test_another_data_set_with_the_same_classes_is_resized(tmp_path: Path) -> No
         ("spirals", "only images can be evaluated"),
     ],
 )
-def test_wrong_sets_are_refused_before_anything_is_evaluated(place: Path, split: str, message: str) -> None:
+def test_invalid_sets_are_refused_before_evaluation(place: Path, split: str, message: str) -> None:
     before = set((place / "run").rglob("*"))
     with pytest.raises(DataError, match=message):
         plateaux.evaluate(place / "run", split=["test", split], metrics=["top5"])
     assert set((place / "run").rglob("*")) == before
 
 
-def test_a_run_on_points_has_no_images(tmp_path: Path) -> None:
+def test_image_sets_are_refused_for_a_run_on_points(tmp_path: Path) -> None:
     recipe = {"members": 1, "data": {"name": "spirals"}, "model": {"name": "mlp", "hidden_sizes": [4]}}
     plateaux.train(Recipe.from_dict({**recipe, "train": {"epochs": 1}}), tmp_path / "run")
     with pytest.raises(DataError, match=r"\./photos are images, but the inputs of this run have shape \[2\]"):
         plateaux.evaluate(tmp_path / "run", split="./photos")
 
 
-def test_metrics_of_other_outputs_are_refused_under_a_mask(place: Path) -> None:
+def test_metrics_of_outputs_other_than_logits_are_refused_with_masked_classes(place: Path) -> None:
     def probabilities(member: Any, batch: Batch) -> torch.Tensor:
         return member(batch.x).softmax(-1)
 

@@ -1,4 +1,4 @@
-"""The walk lays down what is kept where it belongs, with room for what is expected and for what is not."""
+"""The metric loop stores rows per sample, for any expected number of samples."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def heard(cuts: list[int]) -> list[BatchOutputs]:
 
 @pytest.mark.parametrize("expected", [0, 1, 17, 30, 99])
 @pytest.mark.parametrize("cuts", [[], [1, 2, 3, 4, 5], [10, 29]])
-def test_rows_are_kept_whole_whatever_was_expected(expected: int, cuts: list[int]) -> None:
+def test_rows_are_concatenated_for_any_expected_number_of_samples(expected: int, cuts: list[int]) -> None:
     sums = accumulate(SINGLE_PROCESS, heard(cuts), {"keep": KEEP}, samples=expected)
     assert torch.equal(sums[None, "keep"]["row"], TABLE.transpose(0, 1))
 
 
-def test_rows_that_were_expected_are_never_copied() -> None:
+def test_rows_of_the_expected_number_are_never_copied() -> None:
     sums = MetricState(KEEP, 30)
     batches = heard([4, 9])
     sums.add(batches[0].outputs[logits], batches[0])
@@ -41,7 +41,7 @@ def test_rows_that_were_expected_are_never_copied() -> None:
     assert not sums.total
 
 
-def test_rows_may_come_in_any_order_and_what_others_hold_is_zero() -> None:
+def test_rows_may_be_written_in_any_order_and_missing_rows_are_zero() -> None:
     sums = MetricState(KEEP)
     sums.write_rows(5, {"row": torch.ones(2, 3)})
     sums.write_rows(0, {"row": torch.full((1, 3), 2.0)})

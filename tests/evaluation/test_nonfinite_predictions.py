@@ -122,7 +122,7 @@ def outputs(values: Tensor) -> list[BatchOutputs]:
     return [BatchOutputs({logits: values}, Batch(ids, ids, ids), 0, len(ids))]
 
 
-def test_a_class_that_is_excluded_by_a_logit_of_minus_infinity_is_no_error() -> None:
+def test_a_logit_of_minus_infinity_for_an_excluded_class_is_accepted() -> None:
     values = torch.zeros(2, 3, 4)
     values[..., 0] = -torch.inf
     assert len(list(require_finite(iter(outputs(values)), SINGLE_PROCESS, [0, 5], "test", str))) == 1
@@ -147,7 +147,7 @@ class OneNaN:
 
 @pytest.mark.process
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_nan_input_in_training_is_blamed_on_the_input_and_once(tmp_path: Path, processes: int) -> None:
+def test_a_nan_input_in_training_is_reported_once_as_an_input_error(tmp_path: Path, processes: int) -> None:
     from plateaux.data.samples import sample_ids
 
     bad = next(i for i in range(100) if i not in sample_ids(100, 32))
@@ -162,7 +162,7 @@ def test_a_nan_input_in_training_is_blamed_on_the_input_and_once(tmp_path: Path,
     assert str(error.value).count("NaN") == 1
 
 
-def test_a_loss_that_diverges_on_finite_inputs_is_still_blamed_on_the_learning_rate(tmp_path: Path) -> None:
+def test_the_error_for_a_diverged_loss_on_finite_inputs_suggests_a_lower_learning_rate(tmp_path: Path) -> None:
     with pytest.raises(plateaux.PlateauxError, match=r"Lower optimizer\.lr"):
         plateaux.train(RECIPE.replaced(optimizer={"lr": 1e9}, train={"epochs": 20}), tmp_path)
 

@@ -1,4 +1,4 @@
-"""Alarms: own samples against those of elsewhere, for every member and all together, in one convention."""
+"""OOD detection: test samples against other data sets, for every member and the ensemble."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_set_cannot_be_told_from_itself(run: Path) -> None:
+def test_a_data_set_against_itself_has_auroc_one_half(run: Path) -> None:
     (found,) = detect_ood(run, {"near": ["digits"]})
     assert found.split == "digits (near)"
     rows = {name.split(" · ")[0] for name in found.rows}
@@ -54,7 +54,7 @@ def test_a_set_cannot_be_told_from_itself(run: Path) -> None:
     assert "positive" in found.definition
 
 
-def test_scores_are_those_of_the_logits(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ood_scores_are_computed_from_the_logits(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = dataset.get("digits")()
     other = (1 - data.test.x).flip(0)[:60] if data.test.x.is_floating_point() else (255 - data.test.x).flip(0)[:60]
 
@@ -89,12 +89,12 @@ def test_a_suite_of_several_sets_has_a_mean(run: Path) -> None:
     assert found[-1].rows[row_name(ALL_MEMBERS, "energy", "auroc")].value == 0.5
 
 
-def test_samples_that_are_no_images_are_refused(run: Path) -> None:
+def test_inputs_other_than_images_are_rejected(run: Path) -> None:
     with pytest.raises(DataError, match=r"cannot be resized to \(1, 8, 8\); only images can"):
         detect_ood(run, {"far": ["blobs"]})
 
 
-def test_a_set_that_is_not_there_is_told_or_left_out(
+def test_a_missing_data_set_is_an_error_or_is_skipped(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
 ) -> None:
     monkeypatch.setenv("PLATEAUX_DATA", str(tmp_path))
@@ -105,7 +105,7 @@ def test_a_set_that_is_not_there_is_told_or_left_out(
     assert log_lines[-1].startswith("mnist is skipped: ")
 
 
-def test_images_are_brought_to_the_size_and_channels_of_the_run() -> None:
+def test_images_are_converted_to_the_size_and_channels_of_the_run() -> None:
     source = ood_split("digits", "near").open(Recipe.from_dict(RECIPE), dataset.get("digits")())[0]
     assert source.fetch(torch.arange(3))[0].shape == (3, 1, 8, 8)
     inner = dataset.get("digits")().test
@@ -117,7 +117,7 @@ def test_images_are_brought_to_the_size_and_channels_of_the_run() -> None:
     assert ResizedSource(inner, (3, 32, 32)).fingerprint() != ResizedSource(inner, (3, 8, 8)).fingerprint()
 
 
-def test_suites_are_named_in_words() -> None:
+def test_suites_are_parsed_from_names() -> None:
     assert parse_ood_suites(["near=a", "far=c", "near=b"], "digits") == ({"near": ["a", "b"], "far": ["c"]}, False)
     named, by_name = parse_ood_suites(["near", "far"], "cifar10")
     assert (named["near"], by_name) == (["cifar100", "tin"], True)
@@ -173,7 +173,7 @@ def cifar_run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_corruptions_of_the_own_samples_are_sets(cifar_run: Path) -> None:
+def test_corruptions_of_the_test_samples_are_ood_sets(cifar_run: Path) -> None:
     found = detect_ood(cifar_run, {"C-5": ["corrupted:all:5"]})
     assert len(found) == 15 + 1
     assert found[0].split == "corrupted:gaussian_noise:5 (C-5)"
@@ -185,7 +185,7 @@ def test_corruptions_of_the_own_samples_are_sets(cifar_run: Path) -> None:
     assert found[-1].rows[auroc].value == pytest.approx(np.mean([each.rows[auroc].value for each in found[:-1]]))
 
 
-def test_only_the_corruptions_that_are_missing_are_skipped(cifar_run: Path, log_lines: list[str]) -> None:
+def test_only_missing_corruptions_are_skipped(cifar_run: Path, log_lines: list[str]) -> None:
     folder = cifar_run.parent / "data" / "CIFAR-10-C"
     for kind in ("gaussian_noise", "fog"):  # the first of all, and one between others
         (folder / f"{kind}.npy").write_bytes(b"")

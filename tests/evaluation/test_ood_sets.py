@@ -95,7 +95,9 @@ def test_a_table_may_be_a_data_frame(table: tuple[Path, Any]) -> None:
         (object(), "The OOD set 'other'"),
     ],
 )
-def test_inputs_that_do_not_fit_are_an_error_that_is_not_skipped(table: tuple[Path, Any], x: Any, message: str) -> None:
+def test_inputs_of_the_wrong_shape_are_an_error_even_with_skip_missing(
+    table: tuple[Path, Any], x: Any, message: str
+) -> None:
     run, data = table
     with pytest.raises(DataError, match=message):
         detect_ood(plateaux.open_run(run, data=data), {"far": {"other": x}}, skip_missing=True)

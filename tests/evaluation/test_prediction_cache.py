@@ -1,4 +1,4 @@
-"""Kept predictions: a second question needs no forward pass, and gets the same answer."""
+"""Cached logits: a second evaluation runs no forward pass and gives the same results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rows(found: list[Any]) -> dict[str, Any]:
     return {each.metric: {name: (v.value, v.stderr) for name, v in each.rows.items()} for each in found}
 
 
-def test_a_second_call_runs_no_forward_pass_reads_no_data_and_says_so(
+def test_a_second_call_runs_no_forward_pass_and_reads_no_data(
     run: Path, request: pytest.FixtureRequest, log_lines: list[str]
 ) -> None:
     first = evaluate(run, metrics=ALL)
@@ -69,7 +69,7 @@ def test_a_second_call_runs_no_forward_pass_reads_no_data_and_says_so(
             assert again[1] == (error if error is None else pytest.approx(error, rel=1e-4, abs=1e-7, nan_ok=True))
 
 
-def test_some_members_are_measured_from_what_all_said(run: Path, request: pytest.FixtureRequest) -> None:
+def test_a_subset_of_members_is_evaluated_from_cached_logits(run: Path, request: pytest.FixtureRequest) -> None:
     evaluate(run, metrics=ALL)
     request.getfixturevalue("silent")
     two = evaluate(run, metrics=["nll", "disagreement"], options=EvalOptions(members=[0, 2]))
@@ -79,17 +79,17 @@ def test_some_members_are_measured_from_what_all_said(run: Path, request: pytest
     assert two[0].hashes.keys() == {"member 0", "member 2"}
 
 
-def test_an_ensemble_of_some_members_is_the_ensemble_a_run_of_them_would_be(run: Path) -> None:
+def test_the_ensemble_of_a_subset_of_members_averages_only_these(run: Path) -> None:
     (found,) = evaluate(run, metrics=["nll"], options=EvalOptions(members=[2, 1]))
-    panel = Evaluator(Run.open(run), options=EvalOptions(members=[2, 1]))
-    x, y = panel.data.test.fetch(torch.arange(300))
+    evaluator = Evaluator(Run.open(run), options=EvalOptions(members=[2, 1]))
+    x, y = evaluator.data.test.fetch(torch.arange(300))
     with torch.no_grad():
-        p = torch.stack([view.module(x) for view in panel.modules]).double().softmax(-1).mean(0)
+        p = torch.stack([view.module(x) for view in evaluator.modules]).double().softmax(-1).mean(0)
     truth = -p[torch.arange(300), y].log().mean()
     assert found.rows["ensemble (mean probability)"].value == pytest.approx(float(truth), rel=1e-6)
 
 
-def test_other_weights_never_find_kept_predictions(run: Path, tmp_path: Path, log_lines: list[str]) -> None:
+def test_cached_logits_of_other_weights_are_not_used(run: Path, tmp_path: Path, log_lines: list[str]) -> None:
     train(recipe("seed=1"), tmp_path)
     evaluate(tmp_path, metrics=["nll"])
     log_lines.clear()
@@ -100,7 +100,7 @@ def test_other_weights_never_find_kept_predictions(run: Path, tmp_path: Path, lo
         evaluate(tmp_path, metrics=["nll"], options=EvalOptions(no_cache=True))
 
 
-def test_float16_is_kept_if_asked_for_and_recorded(tmp_path: Path) -> None:
+def test_logits_are_cached_in_float16_on_request(tmp_path: Path) -> None:
     train(recipe(), tmp_path)
     (fresh,) = evaluate(tmp_path, metrics=["nll"], options=EvalOptions(cache_logits="float16"))
     (kept,) = evaluate(tmp_path, metrics=["nll"])
@@ -109,7 +109,7 @@ def test_float16_is_kept_if_asked_for_and_recorded(tmp_path: Path) -> None:
         assert kept.rows[row].value == pytest.approx(value.value, rel=1e-3)
 
 
-def test_what_is_too_large_or_unwanted_is_not_kept(
+def test_logits_above_the_size_limit_are_not_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
 ) -> None:
     train(recipe(), tmp_path)
@@ -128,26 +128,26 @@ def test_what_is_too_large_or_unwanted_is_not_kept(
     assert kept == {"logits.safetensors"}
 
 
-def test_features_are_kept_once_somebody_asked_for_them(tmp_path: Path, log_lines: list[str]) -> None:
+def test_features_are_cached_when_first_requested(tmp_path: Path, log_lines: list[str]) -> None:
     train(recipe(), tmp_path)
     evaluate(tmp_path, metrics=["nll"])
     log_lines.clear()
     (fresh,) = evaluate(tmp_path, metrics=["cka"])
-    assert log_lines == []  # nobody had asked before
+    assert log_lines == []  # features were not cached before
     (kept,) = evaluate(tmp_path, metrics=["cka"])
     assert len(log_lines) == 1
     for row, value in fresh.rows.items():
         assert kept.rows[row].value == pytest.approx(value.value, rel=1e-5)
 
 
-def test_features_of_different_widths_lie_in_one_table(tmp_path: Path) -> None:
+def test_features_of_different_widths_are_cached(tmp_path: Path) -> None:
     train(recipe("model.hidden_sizes=[[4], [8, 8], [16]]"), tmp_path)
     for _ in range(2):
         found = {each.metric: each.rows for each in evaluate(tmp_path, metrics=["cka", "nll"])}
         assert all(0 <= value.value <= 1 + 1e-9 for value in found["cka"].values())
 
 
-def test_the_first_samples_are_other_samples_than_all(run: Path) -> None:
+def test_a_limit_is_cached_separately_from_all_samples(run: Path) -> None:
     (few,) = evaluate(run, metrics=["nll"], options=EvalOptions(limit=100))
     (all_,) = evaluate(run, metrics=["nll"])
     assert (few.data["samples"], all_.data["samples"]) == (100, 300)
@@ -155,12 +155,12 @@ def test_the_first_samples_are_other_samples_than_all(run: Path) -> None:
 
 
 @pytest.mark.parametrize("members", [[], [0, 0], [3], [-1]])
-def test_members_that_are_not_there_are_told(run: Path, members: list[int]) -> None:
+def test_unknown_members_are_rejected(run: Path, members: list[int]) -> None:
     with pytest.raises(RecipeError, match=r"give distinct member ids from 0 to 2, such as \[0, 2\]"):
         evaluate(run, options=EvalOptions(members=members))
 
 
-def test_curves_are_means_over_all_ensembles_of_a_size(run: Path) -> None:
+def test_metrics_by_ensemble_size_are_means_over_all_subsets(run: Path) -> None:
     found = {
         each.metric: each
         for each in evaluate(run, metrics=["nll", "disagreement"], options=EvalOptions(ensemble_sizes=True))
@@ -177,7 +177,7 @@ def test_curves_are_means_over_all_ensembles_of_a_size(run: Path) -> None:
     assert list(found["disagreement by size"].rows) == ["2 members", "3 members"]
 
 
-def test_one_member_has_no_diversity_and_that_is_said(tmp_path: Path, log_lines: list[str]) -> None:
+def test_diversity_metrics_of_one_member_are_skipped_with_a_message(tmp_path: Path, log_lines: list[str]) -> None:
     train(recipe("members=1", "train.epochs=1"), tmp_path)
     log_lines.clear()
     found = evaluate(tmp_path, metrics=["nll", "kl"])
@@ -185,7 +185,7 @@ def test_one_member_has_no_diversity_and_that_is_said(tmp_path: Path, log_lines:
     assert log_lines == ["kl is skipped: it needs at least 2 members, and there is 1"]
 
 
-def test_damaged_predictions_are_told(tmp_path: Path) -> None:
+def test_damaged_cached_logits_are_an_error(tmp_path: Path) -> None:
     train(recipe("members=1", "train.epochs=1"), tmp_path)
     evaluate(tmp_path, metrics=["nll"])
     (file,) = (tmp_path / "predictions").rglob("*-logits.safetensors")
@@ -194,19 +194,19 @@ def test_damaged_predictions_are_told(tmp_path: Path) -> None:
         evaluate(tmp_path, metrics=["nll"])
 
 
-def test_kept_files_can_be_read_by_a_stranger(run: Path) -> None:
+def test_cached_logits_can_be_read_without_plateaux(run: Path) -> None:
     from safetensors.torch import load_file
 
     evaluate(run, metrics=["nll"])
     folders = [p.parent for p in (run / "predictions").rglob("about.json") if "first" not in json.loads(p.read_text())]
     (folder,) = [f for f in folders if json.loads((f / "about.json").read_text())["split"] == "test"]
-    said = [load_file(p)["logits"] for p in folder.glob("*-logits.safetensors")]
+    cached = [load_file(p)["logits"] for p in folder.glob("*-logits.safetensors")]
     samples = load_file(folder / "samples.safetensors")
-    assert {tuple(each.shape) for each in said} == {(300, said[0].shape[1])}
+    assert {tuple(each.shape) for each in cached} == {(300, cached[0].shape[1])}
     assert samples["ids"].tolist() == list(range(300))
 
 
-def test_a_network_without_features_is_measured_without_them(tmp_path: Path, log_lines: list[str]) -> None:
+def test_a_network_without_features_is_evaluated_without_them(tmp_path: Path, log_lines: list[str]) -> None:
     class Doubled(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -229,7 +229,7 @@ def test_a_network_without_features_is_measured_without_them(tmp_path: Path, log
         evaluate(plateaux.Run.open(tmp_path, components), metrics=["cka"])
 
 
-def test_members_kept_in_different_types_say_so(tmp_path: Path) -> None:
+def test_results_state_the_dtypes_of_cached_logits(tmp_path: Path) -> None:
     train(recipe(), tmp_path)
     evaluate(tmp_path, metrics=["nll"], options=EvalOptions(members=[0], cache_logits="float16"))
     evaluate(tmp_path, metrics=["nll"], options=EvalOptions(members=[1]))
@@ -237,7 +237,7 @@ def test_members_kept_in_different_types_say_so(tmp_path: Path) -> None:
     assert both.data["logits"] == "cached, float16 and float32"
 
 
-def test_what_cannot_be_told_apart_is_not_kept(tmp_path: Path) -> None:
+def test_logits_of_samples_without_a_content_hash_are_not_cached(tmp_path: Path) -> None:
     x = torch.randn(40, 2)
     sets = [torch.utils.data.TensorDataset(x + shift, torch.arange(40) % 3) for shift in (0, 0, 5)]
     first, second = (from_dataset(sets[0], test, classes=3, shape=(2,)) for test in sets[1:])
@@ -247,7 +247,7 @@ def test_what_cannot_be_told_apart_is_not_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "predictions").exists()
 
 
-def test_data_that_changed_since_training_are_told(tmp_path: Path) -> None:
+def test_data_that_changed_since_training_are_rejected(tmp_path: Path) -> None:
     def write(seed: int) -> None:
         x = np.random.default_rng(seed).normal(size=(20, 4)).astype(np.float32)
         np.savez(tmp_path / "d.npz", x_train=x, y_train=np.arange(20) % 2, x_test=x, y_test=np.arange(20) % 2)
@@ -261,19 +261,19 @@ def test_data_that_changed_since_training_are_told(tmp_path: Path) -> None:
         evaluate(tmp_path / "run", metrics=["nll"], options=EvalOptions(no_cache=True))
 
 
-def test_a_measure_with_an_offer_of_its_own_is_measured_and_not_kept(run: Path) -> None:
-    panel = Evaluator(Run.open(run))
+def test_a_metric_with_a_custom_output_is_evaluated_and_not_cached(run: Path) -> None:
+    evaluator = Evaluator(Run.open(run))
     own = Metric(
         lambda table, batch: {"sum": table.double().sum(-1), "count": torch.tensor(len(batch))},
         lambda sums: {f"member {n}": Estimate(float(s / sums["count"])) for n, s in enumerate(sums["sum"])},
         output=lambda view, batch: view(batch.x).logsumexp(-1),
     )
-    target = eval_split(panel.recipe, panel.data_info, "train")
-    (found,) = panel.evaluate(target, {"own": own})
+    target = eval_split(evaluator.recipe, evaluator.data_info, "train")
+    (found,) = evaluator.evaluate(target, {"own": own})
     assert len([name for name in found.rows if name.startswith("member ")]) == 3
 
 
-def test_curves_of_tables_and_of_features(run: Path, log_lines: list[str]) -> None:
+def test_metrics_of_features_are_not_computed_by_ensemble_size(run: Path, log_lines: list[str]) -> None:
     log_lines.clear()
     found = {
         each.metric for each in evaluate(run, metrics=["reliability", "cka"], options=EvalOptions(ensemble_sizes=True))

@@ -1,4 +1,4 @@
-"""Robustness: what accuracies under corruption come to, against sums by hand."""
+"""Robustness: summaries of metrics under corruption equal hand-computed values."""
 
 from __future__ import annotations
 
@@ -84,17 +84,17 @@ def test_a_mean_over_published_and_generated_images_names_both_sources() -> None
     assert found["accuracy under corruption"] == "generated, CIFAR-C-like, published files"
 
 
-def test_without_corruption_there_is_nothing_to_sum_up() -> None:
+def test_without_corruption_results_there_is_no_summary() -> None:
     assert robustness([]) == []
 
 
 @pytest.mark.parametrize("tree", [{"fog": [0.1]}, {"fog": [0.1] * 4 + [2.0]}, [1, 2], {"fog": 3}])
-def test_a_table_that_is_none_is_told(tree: object, tmp_path: Path) -> None:
+def test_an_invalid_baseline_file_is_rejected(tree: object, tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(json.dumps(tree))
     with pytest.raises(DataError, match=r"expected \{\"fog\": \[0.18"):
         read_baseline(tmp_path / "b.json")
 
 
-def test_a_table_is_read(tmp_path: Path) -> None:
+def test_a_baseline_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(json.dumps({"fog": [0.1, 0.2, 0.3, 0.4, 0.5]}))
     assert read_baseline(tmp_path / "b.json")["fog"][2] == 0.3

@@ -1,4 +1,4 @@
-"""Members put together anew: soups of one basin, and ensembles chosen from a pool, never judged where chosen."""
+"""Soups of members without a loss barrier, and selections of members, evaluated on samples not used for selection."""
 
 from __future__ import annotations
 
@@ -58,9 +58,7 @@ def _trained(out: Path, **changes: object) -> Path:
     return out
 
 
-def test_a_soup_of_strangers_is_refused_with_the_rise_of_the_loss(
-    apart: Path, tmp_path: Path, log_lines: list[str]
-) -> None:
+def test_a_soup_of_members_with_a_loss_barrier_is_rejected(apart: Path, tmp_path: Path, log_lines: list[str]) -> None:
     log_lines.clear()
     with pytest.raises(RecipeError, match=r"barrier|initiali|start"):
         soup(apart, tmp_path / "soup")
@@ -70,7 +68,7 @@ def test_a_soup_of_strangers_is_refused_with_the_rise_of_the_loss(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["uniform", "greedy"])
-def test_a_soup_of_one_basin_is_a_run_of_one_member(near: Path, how: str, tmp_path: Path) -> None:
+def test_a_soup_is_a_run_of_one_member(near: Path, how: str, tmp_path: Path) -> None:
     made = soup(near, tmp_path / "soup", strategy=how)  # type: ignore[arg-type]
     about = json.loads((tmp_path / "soup/selection.json").read_text())
     assert about["kind"] == f"{how} soup"
@@ -88,14 +86,14 @@ def test_a_soup_of_one_basin_is_a_run_of_one_member(near: Path, how: str, tmp_pa
     assert one.rows["member 0"].value > many.rows["mean of members"].value - 0.03
 
 
-def test_batchnorm_statistics_of_a_soup_are_taken_anew(near: Path, tmp_path: Path) -> None:
+def test_batchnorm_statistics_of_a_soup_are_recomputed(near: Path, tmp_path: Path) -> None:
     made = soup(near, tmp_path / "soup")
     names = [name for name in made.weights(0) if name.endswith("running_mean")]
     old = torch.stack([Run.open(near).weights(n)[names[0]] for n in range(3)]).mean(0)
     assert not torch.equal(made.weights(0)[names[0]], old)
 
 
-def test_different_networks_and_training_samples_make_no_soup(tmp_path: Path, apart: Path) -> None:
+def test_different_architectures_and_training_samples_are_rejected(tmp_path: Path, apart: Path) -> None:
     mixed = _trained(tmp_path / "mixed", model={"name": "mlp", "hidden_sizes": [[8], [16], [16]]})
     with pytest.raises(RunError, match="differ in architecture"):
         soup(mixed, tmp_path / "soup")
@@ -105,7 +103,7 @@ def test_different_networks_and_training_samples_make_no_soup(tmp_path: Path, ap
         select_members([apart], size=2, split="train@20")
 
 
-def test_a_soup_of_members_named_one_by_one_is_a_sound_run(apart: Path, tmp_path: Path) -> None:
+def test_a_soup_of_a_recipe_with_values_per_member_has_a_valid_recipe(apart: Path, tmp_path: Path) -> None:
     named = _trained(
         tmp_path / "named", model={"name": ["mlp"] * 3, "hidden_sizes": [8]}, optimizer={"lr": [0.1, 0.2, 0.3]}
     )
@@ -114,7 +112,7 @@ def test_a_soup_of_members_named_one_by_one_is_a_sound_run(apart: Path, tmp_path
     assert Recipe.load(tmp_path / "soup/recipe.toml").model.name == "mlp"
 
 
-def test_runs_of_other_test_samples_cannot_be_judged_together(tmp_path: Path) -> None:
+def test_runs_with_different_test_samples_cannot_be_evaluated_together(tmp_path: Path) -> None:
     data = {"name": "blobs", "samples": 90, "validation_split": 30, "batch_size": 16}
     for name, count in (("a", 101), ("b", 77)):
         _trained(tmp_path / name, members=1, data={**data, "test_samples": count})
@@ -123,7 +121,7 @@ def test_runs_of_other_test_samples_cannot_be_judged_together(tmp_path: Path) ->
         evaluate_selection(tmp_path / "c.json")
 
 
-def test_members_of_several_runs_make_one_ensemble(apart: Path, tmp_path: Path) -> None:
+def test_members_of_several_runs_form_one_ensemble(apart: Path, tmp_path: Path) -> None:
     other = _trained(tmp_path / "other", model={"name": "mlp", "hidden_sizes": [32]})
     chosen = select_members([apart, other], size=4)
     assert len(chosen.members) == 6
@@ -141,7 +139,7 @@ def test_members_of_several_runs_make_one_ensemble(apart: Path, tmp_path: Path) 
         evaluate_selection(tmp_path / "chosen.json", split="validation")
 
 
-def test_a_choice_is_no_worse_than_the_best_single_member_where_it_was_made(apart: Path) -> None:
+def test_a_selection_is_no_worse_than_the_best_member_on_its_own_samples(apart: Path) -> None:
     chosen = select_members([apart], size=5)
     (found,) = evaluate(apart, split="validation", metrics=["nll"])
     best = min(found.rows[f"member {n}"].value for n in range(3))
@@ -149,7 +147,7 @@ def test_a_choice_is_no_worse_than_the_best_single_member_where_it_was_made(apar
     assert MEAN_PROBABILITY in found.rows
 
 
-def test_runs_judged_on_other_samples_are_no_pool(apart: Path, tmp_path: Path) -> None:
+def test_runs_with_different_validation_samples_cannot_be_pooled(apart: Path, tmp_path: Path) -> None:
     other = _trained(tmp_path / "other", seed=3)
     with pytest.raises(RunError, match="has other validation samples than"):
         select_members([apart, other], size=2)
@@ -157,7 +155,7 @@ def test_runs_judged_on_other_samples_are_no_pool(apart: Path, tmp_path: Path) -
         select_members([], size=2)
 
 
-def test_a_file_that_is_no_selection_is_told(tmp_path: Path) -> None:
+def test_a_missing_or_invalid_selection_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"does not exist\. Run: plateaux select"):
         EnsembleSelection.read(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{}")
@@ -165,7 +163,7 @@ def test_a_file_that_is_no_selection_is_told(tmp_path: Path) -> None:
         EnsembleSelection.read(tmp_path / "bad.json")
 
 
-def test_an_ensemble_is_combined_by_name(apart: Path) -> None:
+def test_an_ensemble_is_combined_by_the_named_rule(apart: Path) -> None:
     x, _ = plateaux.dataset.get("digits")().test.fetch(torch.arange(9))
     ensemble = load(apart)
     table = ensemble.logits(x)
@@ -177,7 +175,7 @@ def test_an_ensemble_is_combined_by_name(apart: Path) -> None:
     assert torch.allclose(ensemble.predict(x), table[0].softmax(-1), atol=1e-6)
 
 
-def test_the_commands_say_what_they_made(near: Path, apart: Path, tmp_path: Path) -> None:
+def test_the_soup_and_select_commands_print_their_results(near: Path, apart: Path, tmp_path: Path) -> None:
     code, out, message = call("soup", str(near), "-o", str(tmp_path / "soup"), "--strategy", "greedy")
     assert code == 0, message
     assert "greedy soup of members" in json.loads(out)["weights"]

@@ -1,4 +1,4 @@
-"""What a run can be measured on: named in words, read only when needed, and labelled for what it is."""
+"""Evaluation splits: selected by name, read only when needed, and described in the results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "run"
 
 
-def test_words_name_samples(tmp_path: Path) -> None:
+def test_split_names_select_samples(tmp_path: Path) -> None:
     what = recipe(tmp_path)
     assert [each.name for each in eval_splits(what, FACTS, ["test", "train"])] == ["test", "train"]
     every = eval_splits(what, FACTS, ["corrupted"])
@@ -69,12 +69,12 @@ def test_words_name_samples(tmp_path: Path) -> None:
         ("corrupted:fog:", "the severity must be 1, 2, 3, 4 or 5"),
     ],
 )
-def test_words_that_name_nothing_are_told(word: str, message: str, tmp_path: Path) -> None:
+def test_unknown_split_names_are_rejected(word: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=message):
         eval_splits(recipe(tmp_path), FACTS, [word])
 
 
-def test_numbers_under_corruption_are_those_of_the_corrupted_images(run: Path, log_lines: list[str]) -> None:
+def test_metrics_under_corruption_are_those_of_the_corrupted_images(run: Path, log_lines: list[str]) -> None:
     (found,) = evaluate(run, split="corrupted:gaussian_noise:5", metrics=["accuracy"])
     x, y = (torch.from_numpy(np.load(run.parent / "d.npz")[name]) for name in ("x_test", "y_test"))
     seen = corrupt(x, torch.arange(40), "gaussian_noise", 5)
@@ -87,7 +87,7 @@ def test_numbers_under_corruption_are_those_of_the_corrupted_images(run: Path, l
     assert "gaussian_noise 5: using cached" in log_lines[0]
 
 
-def test_several_corruptions_are_summed_up_and_shown(run: Path) -> None:
+def test_several_corruptions_are_summarized(run: Path) -> None:
     found = evaluate(
         run, split=["corrupted:fog", "corrupted:contrast"], metrics=["accuracy"], options=EvalOptions(limit=8)
     )
@@ -100,7 +100,7 @@ def test_several_corruptions_are_summed_up_and_shown(run: Path) -> None:
         assert words in out, words
 
 
-def test_corrupted_images_are_made_once_where_they_are_kept(
+def test_corrupted_images_are_generated_once_with_a_cache(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snow = {"split": "corrupted:snow:2", "metrics": ["nll"]}
@@ -148,7 +148,7 @@ def test_imagenet_c_is_used_for_runs_with_classes_of_imagenet(imagenet: Path) ->
     assert published.rows[MEAN_PROBABILITY].value == pytest.approx(np.mean(nll), rel=1e-5)
 
 
-def test_imagenet_c_without_a_class_of_the_run_is_told_and_images_are_generated(
+def test_imagenet_c_without_a_class_of_the_run_is_reported_and_images_are_generated(
     imagenet: Path, log_lines: list[str]
 ) -> None:
     info = Run.open(imagenet / "run").info.data
@@ -171,7 +171,7 @@ def test_saturation_of_gray_images_is_refused_before_other_kinds_are_computed(tm
     assert len(eval_splits(recipe(tmp_path), replace(gray, shape=(3, 28, 28)), ["corrupted:extra"])) == 20
 
 
-def test_published_files_are_preferred_where_they_lie(tmp_path: Path, run: Path) -> None:
+def test_existing_published_files_are_preferred(tmp_path: Path, run: Path) -> None:
     folder = tmp_path / "CIFAR-10-C"
     folder.mkdir()
     file = np.lib.format.open_memmap(folder / "fog.npy", mode="w+", dtype=np.uint8, shape=(50_000, 32, 32, 3))

@@ -106,7 +106,7 @@ def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def whole(recipe: Path, ask: Ask) -> Path:
-    """The run that nobody disturbed."""
+    """The uninterrupted run."""
     out = recipe.parent / "whole"
     assert ask(recipe, out) == {"status": 0, "words": ""}
     return out
@@ -391,7 +391,7 @@ def test_the_recipe_of_these_tests_covers_the_relevant_state(recipe: Path) -> No
     assert what.data.flip
 
 
-def _meeting_files(out: Path) -> dict[str, bytes]:
+def _partition_files(out: Path) -> dict[str, bytes]:
     folders = [out / "sharpness", out / "sam_sets"]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
@@ -400,11 +400,11 @@ def _meeting_files(out: Path) -> dict[str, bytes]:
 @pytest.mark.timeout(1800)  # dozens of processes: minutes on a loaded machine
 @pytest.mark.parametrize("manner", ["loop", "offload"])
 def test_a_kill_at_every_step_of_a_partition_does_not_change_a_bit(manner: str, tmp_path: Path, ask: Ask) -> None:
-    recipe = tmp_path / "meeting.toml"
+    recipe = tmp_path / "partition.toml"
     recipe.write_text(MEETING.format(manner=manner))
     whole = tmp_path / "whole"
     assert ask(recipe, whole)["status"] == 0
-    assert len(_meeting_files(whole)) == 3 + 3 + 1
+    assert len(_partition_files(whole)) == 3 + 3 + 1
 
     base = tmp_path / "base"
     for batch in (1, 1, 2):  # while scoring; in `parked` the first member's scores, then the second's
@@ -419,7 +419,7 @@ def test_a_kill_at_every_step_of_a_partition_does_not_change_a_bit(manner: str, 
         stage = _half_way(out)
         assert ask(recipe, out)["status"] == 0, event
         assert_same_run(out, whole)
-        assert _meeting_files(out) == _meeting_files(whole), event
+        assert _partition_files(out) == _partition_files(whole), event
         return stage
 
     # At every touch of storage; in the short version at every few, and in a loop at all where a stage begins or ends.
@@ -437,8 +437,8 @@ def test_a_kill_at_every_step_of_a_partition_does_not_change_a_bit(manner: str, 
 
 
 def _half_way(out: Path) -> set[str]:
-    """Say how far a killed run had come in its meeting."""
-    files = [name for name in _meeting_files(out) if PARTIAL_PREFIX not in name]
+    """Return how far a killed run had come in its data partition."""
+    files = [name for name in _partition_files(out) if PARTIAL_PREFIX not in name]
     scores, notes = (sum(name.startswith(kind) for name in files) for kind in ("sharpness", "sam_sets"))
     said = {0: set(), 3: {"all have scored"}}.get(scores, {"some have scored"})
     if notes:

@@ -62,7 +62,7 @@ def test_a_run_folder_contains_neither_host_name_nor_machine_paths(root: Path) -
     assert list(leaks(root / "run")) == []
 
 
-def test_imported_weights_and_soups_name_no_folders(root: Path) -> None:
+def test_imported_weights_and_soups_contain_no_paths(root: Path) -> None:
     run = plateaux.train(Recipe.from_dict({**RECIPE, "run": {}}), root / "run")
     save_file(run.weights(0), root / "first.safetensors")
     single = Recipe.from_dict({**RECIPE, "members": 1, "run": {}})

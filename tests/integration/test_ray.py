@@ -239,7 +239,7 @@ class Watching(Thread):
 
 
 def test_twenty_kills_and_five_lost_nodes_do_not_change_a_bit(nodes: Nodes, tmp_path: Path) -> None:
-    """Five members on two places, killed before, during and after a meeting; the short version kills less often."""
+    """Five members on two nodes, killed around a data partition. The short version kills less often."""
     kills, losses, epochs, pause = (20, 5, 24, 0.2) if LONG else (2, 1, 4, 0.05)
     row = recipe(tmp_path, {"name": "sharpbalance", "rho": 0.1}, members=5, epochs=epochs, pause=pause)
     out, chance, whole = tmp_path / "run", random.Random(4), 5 * epochs * STEPS
@@ -497,7 +497,7 @@ def test_a_study_on_two_nodes_equals_a_local_one(nodes: Nodes, tmp_path: Path) -
 
 
 @pytest.mark.skipif(not LONG, reason="two minutes: PLATEAUX_LONG=1 runs it")
-def test_smoke_of_a_paper_on_two_nodes(nodes: Nodes, tmp_path: Path) -> None:
+def test_the_smoke_test_of_a_paper_study_on_two_nodes_equals_a_local_one(nodes: Nodes, tmp_path: Path) -> None:
     study = smoke_study(Study.load("lu2024_table5_albert"), tmp_path / "ray" / "generated")
     compare_study_on_cluster("lu2024_table5_albert", study, tmp_path, nodes, "--smoke", runs=3)
 

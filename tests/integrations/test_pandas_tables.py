@@ -16,7 +16,7 @@ FRAME = pd.DataFrame({"age": [1, 2, 3, 4, 5], "is_new": [True, False] * 2 + [Tru
 LABELS = pd.Series(["yes", "no", "yes", "no", "no"], index=list("vwxyz"))
 
 
-def test_a_data_frame_is_the_array_of_its_columns() -> None:
+def test_a_data_frame_equals_the_array_of_its_columns() -> None:
     data = plateaux.from_arrays(FRAME, LABELS)
     expected = plateaux.from_arrays(
         np.array([[1, 1, 0.5], [2, 0, 0.5], [3, 1, 0.5], [4, 0, 0.5], [5, 1, 0.5]]), [1, 0, 1, 0, 0]
@@ -41,7 +41,7 @@ def test_labels_of_any_pandas_type_are_the_same_classes(labels: Any) -> None:
     assert data.labels == plain.labels
 
 
-def test_nullable_numbers_are_numbers() -> None:
+def test_nullable_dtypes_equal_plain_dtypes() -> None:
     frame = FRAME.astype({"age": "Int64", "is_new": "boolean", "price": "Float32"})
     assert (
         plateaux.from_arrays(frame, LABELS).train.fingerprint()
@@ -84,7 +84,7 @@ def test_repeated_names_that_cannot_be_matched_are_an_error() -> None:
         plateaux.from_arrays(twice, LABELS, test=(twice.iloc[:, :2], LABELS))
 
 
-def test_columns_are_compared_between_two_frames_only() -> None:
+def test_columns_are_compared_only_between_two_frames() -> None:
     twice = FRAME.set_axis(["a", "b", "a"], axis=1)
     expected = plateaux.from_arrays(FRAME, LABELS, test=(FRAME, LABELS)).test.fingerprint()
     for x, test in ((FRAME, FRAME.to_numpy("float32")), (FRAME.to_numpy("float32"), FRAME), (twice, twice)):
@@ -108,6 +108,6 @@ def test_columns_are_compared_between_two_frames_only() -> None:
         (FRAME[:4], LABELS, "x has 4 samples, but y has 5 labels"),
     ],
 )
-def test_a_frame_that_cannot_be_used_is_an_error_with_a_next_step(x: Any, y: Any, text: str) -> None:
+def test_the_error_for_an_unsupported_frame_states_the_next_step(x: Any, y: Any, text: str) -> None:
     with pytest.raises(DataError, match=text):
         plateaux.from_arrays(x, y)

@@ -20,6 +20,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 from unittest.mock import patch
 
+import processes
+
 PATIENCE = 600.0  # seconds for one answer; a busy machine is slow
 LATE = 2.0  # seconds that others have to say what went wrong with them, once one has
 
@@ -40,6 +42,7 @@ class Processes:
 
     def run(self, function: str, *args: Any) -> list[Any]:
         """Call `module:function` with `args` in every process and return the answers by rank."""
+        processes.count()
         if not self._workers:
             self._start()
         for line in self._lines:

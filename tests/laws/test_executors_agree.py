@@ -83,7 +83,7 @@ def test_a_replica_without_samples_has_no_effect(method: str, net: str, loop: Lo
     assert all(tensor.isfinite().all() for member in spread for tensor in member.values())
 
 
-def test_groups_that_fit_a_shard_equal_those_of_the_loop(loop: Loop, tmp_path: Path) -> None:
+def test_sam_groups_that_fit_a_shard_equal_the_loop(loop: Loop, tmp_path: Path) -> None:
     options = {"precision": "fp64", "samples": 12, "batch": 6}
     spread = on_mesh(2, 2, tmp_path / "run", "sam in groups", "mlp", **options)
     assert distance(spread, loop("sam in groups", "mlp", **options)) <= EXACT
@@ -194,7 +194,7 @@ def test_a_process_pool_equals_the_loop_bit_for_bit(loop: Loop, tmp_path: Path) 
     assert distance(pooled, loop("sam", "dropout")) == 0
 
 
-def test_the_cases_cover_every_kind_of_network() -> None:
+def test_the_case_table_includes_batchnorm_dropout_and_both_kinds_of_joint_methods() -> None:
     assert any(net.batchnorm for net in NETS.values())
     assert any(net.dropout for net in NETS.values())
     assert {METHODS[name].sees for name in JOINT} == {"members", "batch"}

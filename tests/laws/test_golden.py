@@ -123,7 +123,7 @@ def trained(row: Recipe, out: Path) -> Run:
 
 
 @pytest.mark.parametrize("label", CASES)
-def test_final_weights_are_the_golden_ones(label: str, golden: Mapping[str, Any], tmp_path: Path) -> None:
+def test_final_weights_equal_the_golden_values(label: str, golden: Mapping[str, Any], tmp_path: Path) -> None:
     method, net, changes = CASES[label]
     run = trained(recipe(method, net, precision="fp64", **changes), tmp_path / "run")
     found = [number for member in range(3) for number in of_weights(run.weights(member))]
@@ -131,7 +131,7 @@ def test_final_weights_are_the_golden_ones(label: str, golden: Mapping[str, Any]
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_scores_and_sets_are_the_golden_ones(rule: str, golden: Mapping[str, Any], tmp_path: Path) -> None:
+def test_scores_and_sam_sets_equal_the_golden_values(rule: str, golden: Mapping[str, Any], tmp_path: Path) -> None:
     method = {**BALANCED, "rule": rule, "repartition_every": 1}
     row = recipe("deep_ensemble", "mlp", method=method, train={"epochs": 4}, precision="fp64", samples=40)
     run = trained(row, tmp_path / "run")
@@ -159,7 +159,7 @@ def numbers(found: Sequence[Any]) -> list[float]:
     return sorted(float(value) for value in values if isinstance(value, float) and math.isfinite(value))
 
 
-def test_an_evaluation_has_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
+def test_an_evaluation_equals_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
     root = run.store.root
     same(
         golden,
@@ -168,14 +168,14 @@ def test_an_evaluation_has_the_golden_values(golden: Mapping[str, Any], run: Run
     )
 
 
-def test_a_calibration_has_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
+def test_a_calibration_equals_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
     root = run.store.root
     evaluate(plateaux.Run.open(root, GIVEN))  # its float32 logits are what is calibrated
     calibrate(plateaux.Run.open(root, GIVEN), fraction=0.75, fit=CalibrationOptions(bound="none", conformal="aps"))
     same(golden, "calibration", numbers(evaluate_calibration(plateaux.Run.open(root, GIVEN))))
 
 
-def test_a_landscape_has_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
+def test_probes_and_landscapes_equal_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
     # The stored numbers of SAM-sharpness are those of the paper's form.
     probes = [name if name != "sam_sharpness" else "sam_sharpness(form=paper)" for name in get_probes(["all"])]
     same(
@@ -186,7 +186,7 @@ def test_a_landscape_has_the_golden_values(golden: Mapping[str, Any], run: Run) 
     )
 
 
-def test_a_study_has_the_golden_values(golden: Mapping[str, Any], tmp_path: Path) -> None:
+def test_a_study_equals_the_golden_values(golden: Mapping[str, Any], tmp_path: Path) -> None:
     base = recipe("sam", "mlp", precision="fp64", train={"epochs": 3}).to_dict()
     ways = {"plain": {"method": {"rho": 0.0}}, "sam": {}, "paper": {"method": BALANCED}}
     asked = {"base": base, "grid": {"method": ways}, "repetitions": 2, "evaluate": {"metrics": ["accuracy", "nll"]}}
@@ -196,7 +196,7 @@ def test_a_study_has_the_golden_values(golden: Mapping[str, Any], tmp_path: Path
     same(golden, "study", values)
 
 
-def test_corrupted_images_are_the_golden_ones(golden: Mapping[str, Any]) -> None:
+def test_corrupted_images_equal_the_golden_values(golden: Mapping[str, Any]) -> None:
     pytest.importorskip("scipy")
     images = torch.arange(2 * 3 * 32 * 32).remainder(251).to(torch.uint8).view(2, 3, 32, 32)
     found = [corrupt(images, torch.tensor([3, 11]), name, 3) for name in (*CORRUPTIONS, *EXTRA)]

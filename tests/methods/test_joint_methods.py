@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cases import GIVEN, NETS, distance, make_state, recipe, trained
-from reference import joint as twin
+from reference import joint as reference
 from torch import Tensor, nn
 
 from plateaux.config.builders.data import build_data, build_loader, build_training_data, train_val_split
@@ -32,8 +32,7 @@ from plateaux.methods.a2d import a2d
 from plateaux.methods.divdis import divdis
 from plateaux.methods.sed import random_members, sed
 from plateaux.optim import losses
-from plateaux.optim.losses import cross_entropy, disagreement, mutual_information, sample_hardness
-from plateaux.optim.losses import l1_distance as apart
+from plateaux.optim.losses import cross_entropy, disagreement, l1_distance, mutual_information, sample_hardness
 from plateaux.optim.sam import get_update, trace_requests
 from plateaux.storage.run import Run
 from plateaux.storage.run_info import UnlabeledInfo
@@ -65,9 +64,9 @@ DIVDIS = [
     ]
 ]
 SED = [{"diversity_weight": 0.6, "floor": 1e-3}, {"diversity_weight": 0.6, "floor": 5.0}]
-WRITTEN = [(a2d, twin.a2d, options) for options in A2D]
-WRITTEN += [(divdis, twin.divdis, options) for options in DIVDIS]
-WRITTEN += [(partial(sed, members_per_step="all"), twin.sed, options) for options in SED]
+WRITTEN = [(a2d, reference.a2d, options) for options in A2D]
+WRITTEN += [(divdis, reference.divdis, options) for options in DIVDIS]
+WRITTEN += [(partial(sed, members_per_step="all"), reference.sed, options) for options in SED]
 
 
 def problem(
@@ -95,7 +94,7 @@ def label_of(value: Any) -> str:
 
 
 @pytest.mark.parametrize(("make", "slow", "options"), WRITTEN, ids=label_of)
-def test_losses_and_gradients_are_those_of_the_slow_twin(make, slow, options) -> None:
+def test_losses_and_gradients_equal_the_reference(make, slow, options) -> None:
     table, batch = problem(unlabeled=3 if make is not WRITTEN[-1][0] else 0)
     if not make(LOSS, **options).objective.extra_inputs:
         table = table[:, : len(batch)]
@@ -103,13 +102,15 @@ def test_losses_and_gradients_are_those_of_the_slow_twin(make, slow, options) ->
     plain, labels = table.tolist(), batch.y.tolist()
     truth = slow(plain, plain, labels, **options)
     torch.testing.assert_close(found, torch.tensor(truth, dtype=torch.float64), rtol=1e-9, atol=1e-9)
-    slopes = twin.slopes(lambda moved: slow(moved, plain, labels, **options), plain)
+    slopes = reference.slopes(lambda moved: slow(moved, plain, labels, **options), plain)
     torch.testing.assert_close(gradient, torch.tensor(slopes, dtype=torch.float64), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("make", "slow", "options"), WRITTEN, ids=label_of)
-def test_probabilities_of_exactly_zero_and_one_give_numbers(make, slow, options, dtype: torch.dtype) -> None:
+def test_probabilities_of_exactly_zero_and_one_give_finite_losses_and_gradients(
+    make, slow, options, dtype: torch.dtype
+) -> None:
     table, batch = problem(dtype=dtype)
     sure = 1e4 * torch.nn.functional.one_hot(table.argmax(-1), 3).to(dtype)
     assert set(sure.softmax(-1).unique().tolist()) == {0.0, 1.0}
@@ -118,31 +119,31 @@ def test_probabilities_of_exactly_zero_and_one_give_numbers(make, slow, options,
             assert each.isfinite().all()
 
 
-def test_a2d_is_smallest_where_the_likeliest_classes_are_disjoint_and_sure() -> None:
-    apart_from = torch.eye(3, dtype=torch.float64)[:, None]  # three rows, each sure of a class of its own
+def test_the_a2d_loss_is_zero_if_members_are_certain_of_different_classes() -> None:
+    different = torch.eye(3, dtype=torch.float64)[:, None]  # three members, each certain of a different class
     others = ~torch.eye(3, dtype=torch.bool)
-    assert disagreement(apart_from)[others].abs().max() < 1e-6
+    assert disagreement(different)[others].abs().max() < 1e-6
     agreeing = torch.eye(3, dtype=torch.float64)[:1, None].expand(3, -1, -1)
     assert disagreement(agreeing)[others].min() == pytest.approx(-math.log(1e-7))
     drawn_at_random = problem()[0].softmax(-1)
     assert disagreement(drawn_at_random)[others].min() > -1e-6
 
 
-def test_rows_that_do_not_look_at_the_samples_have_no_mutual_information() -> None:
+def test_members_with_constant_predictions_have_no_mutual_information() -> None:
     constant = problem(rows=4, size=1, unlabeled=0)[0].softmax(-1).expand(-1, 9, -1)
     assert mutual_information(constant).abs().max() < 1e-14
-    one_looks = torch.cat([constant[:1, :9], problem(rows=1, size=9, unlabeled=0)[0].softmax(-1)])
-    assert mutual_information(one_looks).abs().max() < 1e-14
+    one_constant = torch.cat([constant[:1, :9], problem(rows=1, size=9, unlabeled=0)[0].softmax(-1)])
+    assert mutual_information(one_constant).abs().max() < 1e-14
 
 
-def test_rows_that_always_agree_have_all_the_information_there_is() -> None:
+def test_members_that_always_agree_have_maximal_mutual_information() -> None:
     sure = torch.eye(5, dtype=torch.float64).expand(2, -1, -1)
     torch.testing.assert_close(mutual_information(sure)[0, 1], torch.tensor(math.log(5), dtype=torch.float64))
-    assert apart(sure)[0, 1] == 0
-    assert apart(torch.stack([sure[0], sure[0].roll(1, 0)]))[0, 1] == -2
+    assert l1_distance(sure)[0, 1] == 0
+    assert l1_distance(torch.stack([sure[0], sure[0].roll(1, 0)]))[0, 1] == -2
 
 
-def test_mutual_information_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutual_information_does_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
     p = problem(rows=5)[0].softmax(-1)
     whole = mutual_information(p)
     monkeypatch.setattr(losses, "MAX_JOINT_ENTRIES", 2 * 9)  # two pairs at a time
@@ -150,7 +151,7 @@ def test_mutual_information_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatc
     assert mutual_information(p[:1]).tolist() == [[0.0]]
 
 
-def test_hardness_has_the_mean_of_one_over_the_mean_loss_until_the_floor() -> None:
+def test_the_mean_hardness_is_the_inverse_of_the_mean_loss_above_the_floor() -> None:
     table, batch = problem(unlabeled=0)
     alike = torch.nn.functional.cross_entropy(table.mean(0), batch.y)
     assert sample_hardness(table, batch, floor=1e-3).mean() == pytest.approx(float(1 / alike))
@@ -163,21 +164,21 @@ def test_hardness_has_the_mean_of_one_over_the_mean_loss_until_the_floor() -> No
 
 
 @pytest.mark.parametrize("mode", ["joint", "sequential"])
-def test_without_strength_a2d_is_the_deep_ensemble_on_the_same_batches(mode: str, tmp_path: Path) -> None:
+def test_a2d_with_zero_diversity_weight_is_a_deep_ensemble_on_the_same_batches(mode: str, tmp_path: Path) -> None:
     weak = {"method": {"diversity_weight": 0.0, "training": mode}}
     mine = trained(recipe("a2d", "conv_bn", **weak), tmp_path / "weak")
     alone = trained(recipe("deep_ensemble", "conv_bn", data={"shuffle": "shared"}), tmp_path / "alone")
     assert distance(mine, alone) == 0  # BatchNorm's statistics too: unlabeled samples have no effect
 
 
-def test_the_first_member_of_a_sequence_is_the_deep_ensembles(tmp_path: Path) -> None:
+def test_the_first_member_of_sequential_a2d_equals_that_of_a_deep_ensemble(tmp_path: Path) -> None:
     mine = trained(recipe("a2d, sequential", "mlp"), tmp_path / "mine")
     alone = trained(recipe("deep_ensemble", "mlp", data={"shuffle": "shared"}), tmp_path / "alone")
     assert distance(mine[:1], alone[:1]) == 0
     assert distance(mine[1:2], alone[1:2]) > 1e-4
 
 
-def test_joint_training_makes_members_disagree_on_the_unlabelled_samples(tmp_path: Path) -> None:
+def test_a2d_makes_members_disagree_on_unlabeled_samples(tmp_path: Path) -> None:
     found = {}
     for strength in (0.0, 3.0):
         row = recipe("a2d", samples=120, batch=20, method={"diversity_weight": strength}, train={"epochs": 15})
@@ -193,7 +194,7 @@ def test_joint_training_makes_members_disagree_on_the_unlabelled_samples(tmp_pat
     assert found[3.0] > found[0.0]
 
 
-# Who takes part.
+# Active and inactive members.
 
 
 def heads(count: int, method: Method) -> list[Any]:
@@ -219,7 +220,7 @@ def state(one: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("mode", ["loop", "vmap"])
-def test_absent_members_are_not_run_and_not_touched(mode: str) -> None:
+def test_inactive_members_run_no_forward_pass_and_do_not_change(mode: str) -> None:
     method = sed(LOSS, update="sam", rho=0.1)
     members = heads(5, method)
     ran: list[int] = []
@@ -231,8 +232,8 @@ def test_absent_members_are_not_run_and_not_touched(mode: str) -> None:
         chosen = random_members(2)(5, batch.seed)
         before = [state(one) for one in members]
         ran.clear()
-        tallies = step(executor, members, [batch] * 5, StepOptions())
-        assert [i for i, tally in enumerate(tallies) if tally is not INACTIVE] == chosen
+        stats_per_member = step(executor, members, [batch] * 5, StepOptions())
+        assert [i for i, stats in enumerate(stats_per_member) if stats is not INACTIVE] == chosen
         assert mode == "vmap" or ran == chosen * 2  # at the current and at the perturbed weights
         for i, one in enumerate(members):
             now = state(one)
@@ -241,7 +242,7 @@ def test_absent_members_are_not_run_and_not_touched(mode: str) -> None:
             assert all(param.grad is None for param in one.params.values())
 
 
-def test_every_member_takes_part_equally_often() -> None:
+def test_every_member_is_active_equally_often() -> None:
     counts = Counter(i for number in range(3000) for i in random_members(2)(6, derive_seed("step", number)))
     assert sorted(counts) == list(range(6))
     assert all(abs(count - 1000) < 5 * math.sqrt(3000 * (1 / 3) * (2 / 3)) for count in counts.values())
@@ -249,7 +250,7 @@ def test_every_member_takes_part_equally_often() -> None:
 
 
 def by_hand(row: Any) -> list[dict[str, Tensor]]:
-    """Train SED slowly: pick members by the rule, descend the formula with autograd; all schedules move with time."""
+    """Train SED with a custom loop: draw active members, apply the formula with autograd, advance all schedulers."""
     data = build_data(row, GIVEN)
     ids, _ = train_val_split(row, data)
     feed = build_loader(row, data, 0, shared=True, device=CPU, ids=ids)
@@ -286,19 +287,19 @@ def by_hand(row: Any) -> list[dict[str, Tensor]]:
     return [{name: each.detach() for name, each in module.state_dict().items()} for module in modules]
 
 
-def absent_row(**sections: Any) -> Any:
+def inactive_recipe(**sections: Any) -> Any:
     optimizer = {"name": "AdamW", "lr": [0.05, 0.1, 0.1, 0.02], "weight_decay": 0.1}
     row = recipe("sed", "mlp", precision="fp64", members=4, train={"epochs": 3, "precision": "fp64"}).to_dict()
     return type(recipe()).from_dict({**row, "optimizer": optimizer, **sections})
 
 
-def test_training_with_absent_members_is_the_loop_written_by_hand(tmp_path: Path) -> None:
-    row = absent_row()
+def test_training_with_inactive_members_equals_a_custom_loop(tmp_path: Path) -> None:
+    row = inactive_recipe()
     assert distance(trained(row, tmp_path / "run"), by_hand(row)) < 1e-12
 
 
-def test_a_schedule_by_epochs_goes_on_for_absent_members(tmp_path: Path) -> None:
-    row = absent_row(lr_scheduler=[{"name": "step", "step_size": 1, "gamma": 0.5}], run={"log_every": 1})
+def test_a_scheduler_by_epochs_also_advances_for_inactive_members(tmp_path: Path) -> None:
+    row = inactive_recipe(lr_scheduler=[{"name": "step", "step_size": 1, "gamma": 0.5}], run={"log_every": 1})
     run = train(row, tmp_path / "run", **GIVEN.keywords())
     lines = [line for number in range(4) for line in run.log(number) if "lr" in line]
     assert lines
@@ -309,14 +310,14 @@ def test_a_schedule_by_epochs_goes_on_for_absent_members(tmp_path: Path) -> None
                 assert line["lr"] == firsts[number] * 0.5 ** line["epoch"]
 
 
-def test_members_with_the_same_rates_share_a_pace_and_others_do_not() -> None:
-    row = absent_row()
+def test_members_share_a_scheduler_if_their_learning_rates_are_equal() -> None:
+    row = inactive_recipe()
     made = build_train_states(
         Experiment(row, GIVEN), build_data(row, GIVEN), range(4), SINGLE_PROCESS, device=CPU, steps=3
     )
     assert len(shared_lr_schedulers(made)) == 3
     assert made[1].shared_lr_scheduler is made[2].shared_lr_scheduler
-    plain = absent_row(lr_scheduler=[])
+    plain = inactive_recipe(lr_scheduler=[])
     assert (
         shared_lr_schedulers(
             build_train_states(
@@ -327,13 +328,13 @@ def test_members_with_the_same_rates_share_a_pace_and_others_do_not() -> None:
     )
 
 
-def test_a_pair_of_two_members_is_all_of_them(tmp_path: Path) -> None:
+def test_random_pairs_of_two_members_equal_all_members(tmp_path: Path) -> None:
     pair = trained(recipe("sed", "mlp", members=2), tmp_path / "pair")
     everyone = trained(recipe("sed", "mlp", members=2, method={"members_per_step": "all"}), tmp_path / "all")
     assert distance(pair, everyone) == 0
 
 
-def test_a_member_that_was_never_present_logs_no_loss(tmp_path: Path) -> None:
+def test_a_member_that_was_never_active_logs_no_loss(tmp_path: Path) -> None:
     row = recipe("sed", "mlp", members=9, samples=7, train={"epochs": 1}, run={"log_every": 1})
     run = train(row, tmp_path / "run", **GIVEN.keywords())
     is_active = ["train loss" in run.log(number)[-1] for number in range(9)]
@@ -341,29 +342,31 @@ def test_a_member_that_was_never_present_logs_no_loss(tmp_path: Path) -> None:
     assert all(progress.finished for progress in run.all_progress())
 
 
-def test_nobody_may_be_present_and_strangers_may_not() -> None:
-    nobody = Method(Objective(LOSS, gather="members", active=lambda members, key: []))
-    members = heads(2, nobody)
+def test_no_member_may_be_active_and_unknown_members_are_rejected() -> None:
+    inactive = Method(Objective(LOSS, gather="members", active=lambda members, key: []))
+    members = heads(2, inactive)
     before = [state(one) for one in members]
     assert step(SINGLE_PROCESS, members, [points()] * 2, StepOptions()) == [INACTIVE] * 2
     for one, held in zip(members, before, strict=True):
         assert all(map(torch.equal, state(one), held))
-    stranger = Method(Objective(LOSS, gather="members", active=lambda members, key: [0, 2]))
+    unknown = Method(Objective(LOSS, gather="members", active=lambda members, key: [0, 2]))
     with pytest.raises(RecipeError, match=r"active members \[0, 2\]; valid members are 0 to 1"):
-        step(SINGLE_PROCESS, heads(2, stranger), [points()] * 2, StepOptions())
+        step(SINGLE_PROCESS, heads(2, unknown), [points()] * 2, StepOptions())
 
 
-def test_members_that_see_only_themselves_may_be_absent_too() -> None:
+def test_independent_members_may_be_inactive() -> None:
     one_by_one = Method(Objective(LOSS, active=lambda members, key: [key % members]))
     members = heads(3, one_by_one)
     found = [step(SINGLE_PROCESS, members, [replace(points(), seed=number)] * 3, StepOptions()) for number in range(3)]
-    assert [[tally is not INACTIVE for tally in tallies] for tallies in found] == torch.eye(3).bool().tolist()
+    assert [[stats is not INACTIVE for stats in stats_per_member] for stats_per_member in found] == torch.eye(
+        3
+    ).bool().tolist()
 
 
 # Unlabeled samples.
 
 
-def test_an_endless_row_of_passes_gives_every_sample_once_a_pass() -> None:
+def test_cyclic_indices_contain_every_sample_once_per_pass() -> None:
     ids = torch.arange(10, 17)
     row = torch.cat([cyclic_indices(ids, start, 5, 3) for start in range(0, 70, 5)])
     for start in range(0, 70, 7):
@@ -388,7 +391,7 @@ def feed(**options: Any) -> MemberLoader:
     return MemberLoader(InMemorySource(x, torch.arange(11) % 2), torch.arange(11), **{**defaults, **options})
 
 
-def test_unlabeled_samples_go_along_normalised_as_the_data_is() -> None:
+def test_unlabeled_samples_are_normalized_like_the_training_data() -> None:
     own = feed()
     rows = [each for epoch in range(5) for batch in own.epoch(epoch) for each in batch.extra["unlabeled"]]
     assert len(rows) == 5 * 3 * 3
@@ -398,25 +401,25 @@ def test_unlabeled_samples_go_along_normalised_as_the_data_is() -> None:
     assert counts == dict.fromkeys([0, 2, 4, 6, 8], 9)
 
 
-def test_unlabeled_samples_carry_on_in_the_middle_of_an_epoch() -> None:
+def test_resuming_in_the_middle_of_an_epoch_gives_the_same_unlabeled_samples() -> None:
     whole = [batch.extra["unlabeled"] for batch in feed().epoch(2)]
     rest = [batch.extra["unlabeled"] for batch in feed().epoch(2, start=1)]
     assert all(map(torch.equal, whole[1:], rest))
     assert not torch.equal(whole[0], whole[1])
 
 
-def test_copies_share_the_unlabelled_samples_of_a_batch() -> None:
+def test_the_shards_of_a_batch_concatenate_to_its_unlabeled_samples() -> None:
     whole = [batch.extra["unlabeled"] for batch in feed().epoch(0)]
     halves = [list(feed().epoch(0, shard=lambda n, i=i: slice(n * i // 2, n * (i + 1) // 2))) for i in range(2)]
     for both, left, right in zip(whole, *halves, strict=True):
         assert torch.equal(both, torch.cat([left.extra["unlabeled"], right.extra["unlabeled"]]))
 
 
-def test_a_batch_without_unlabelled_samples_has_no_extras() -> None:
+def test_a_batch_without_unlabeled_samples_has_no_extra_inputs() -> None:
     assert all(batch.extra == {} for batch in feed(unlabeled=None).epoch(0))
 
 
-def test_the_run_remembers_which_unlabelled_samples_it_used(tmp_path: Path) -> None:
+def test_the_run_stores_the_ids_of_its_unlabeled_samples(tmp_path: Path) -> None:
     row = recipe("a2d")
     facts = train(row, tmp_path / "run", **GIVEN.keywords()).info.data.unlabeled
     extra = build_training_data(row, GIVEN).unlabeled
@@ -427,22 +430,24 @@ def test_the_run_remembers_which_unlabelled_samples_it_used(tmp_path: Path) -> N
     assert build_training_data(row.replaced(seed=8), GIVEN).unlabeled.ids.tolist() != list(facts.ids)
 
 
-def test_a_name_alone_takes_all_samples_and_a_set_only_to_test_on_gives_those() -> None:
+def test_a_name_without_a_count_selects_all_samples_and_a_test_only_data_set_its_test_samples() -> None:
     row = recipe("a2d", "conv", data={"unlabeled": "cases:static"})
     assert build_training_data(row, GIVEN).unlabeled.ids.tolist() == list(range(17))
-    only_test = recipe("a2d", "conv", data={"unlabeled": "tests.methods.test_joint_methods:only_to_test_on@3"})
+    only_test = recipe(
+        "a2d", "conv", data={"unlabeled": "tests.methods.test_joint_methods:data_without_training_images@3"}
+    )
     found = build_training_data(only_test, Components(trust=("cases", "tests.methods.test_joint_methods"))).unlabeled
     assert len(found.source) == 5
     assert len(found.ids) == 3
 
 
-def only_to_test_on() -> Any:
-    """Five images to test on, and none to train on."""
+def data_without_training_images() -> Any:
+    """Return five test images and no training images."""
     x = torch.zeros(5, 2, 6, 6)
     return from_tensors((x[:0], torch.zeros(0, dtype=torch.int64)), (x, torch.zeros(5, dtype=torch.int64)), classes=1)
 
 
-def test_unlabeled_samples_may_be_handed_over_in_python(tmp_path: Path) -> None:
+def test_unlabeled_samples_can_be_passed_in_python(tmp_path: Path) -> None:
     x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
     components = replace(GIVEN, unlabeled=InMemorySource(x, torch.zeros(6, dtype=torch.int64)))
     row = recipe("deep_ensemble", method={"name": "a2d"})
@@ -470,7 +475,7 @@ def test_unlabeled_samples_that_cannot_be_loaded_are_rejected(
     assert not (tmp_path / "run").exists()
 
 
-def test_unlabeled_samples_that_nobody_looks_at_are_told(tmp_path: Path) -> None:
+def test_unused_unlabeled_samples_give_a_warning(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="does not use unlabeled samples"):
         check(Experiment(recipe("deep_ensemble", data={"unlabeled": "spirals@5"}), GIVEN))
 
@@ -483,7 +488,7 @@ def test_an_empty_unlabeled_set_is_rejected() -> None:
         feed(unlabeled=nothing)
 
 
-def test_looking_aside_moves_no_buffers() -> None:
+def test_call_preserving_buffers_changes_no_buffers() -> None:
     row = recipe("deep_ensemble", "conv_bn")
     module = build_member(row, build_data(row, GIVEN), 0, GIVEN).train()
     x = torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -505,7 +510,7 @@ def test_looking_aside_moves_no_buffers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "said"),
+    ("method", "options", "message"),
     [
         ("sed", {"members_per_step": 1}, "compares pairs of members"),
         ("sed", {"floor": 0.0}, "set a value above 0"),
@@ -516,37 +521,37 @@ def test_looking_aside_moves_no_buffers() -> None:
         ("a2d", {"disagree_on": "nowhere"}, "disagree_on = 'nowhere'"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(method: str, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(RecipeError, match=said):
+def test_invalid_options_are_rejected(method: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
         check(Experiment(recipe(method, method=options), GIVEN))
 
 
 @pytest.mark.parametrize("method", ["a2d", "divdis", "sed"])
-def test_what_is_no_mean_over_samples_is_not_worked_through_in_pieces(method: str) -> None:
+def test_losses_of_full_batches_reject_gradient_accumulation(method: str) -> None:
     with pytest.raises(
         RecipeError, match=r"needs full batches for its loss, so optimizer\.gradient_accumulation_steps must be 1"
     ):
         check(Experiment(recipe(method, optimizer={"gradient_accumulation_steps": 2}), GIVEN))
 
 
-def test_a2d_on_labelled_samples_is_a_mean_over_them(tmp_path: Path) -> None:
+def test_a2d_on_labeled_samples_supports_gradient_accumulation(tmp_path: Path) -> None:
     row = partial(recipe, "a2d on labelled, climbing", precision="fp64")
     pieces = trained(row(optimizer={"gradient_accumulation_steps": 3}), tmp_path / "pieces")
     assert distance(pieces, trained(row(), tmp_path / "whole")) < 1e-12
 
 
 @pytest.mark.parametrize(("name", "gradients"), [("plain", 1), ("sam", 2), ("asam", 2), ("gsam", 2)])
-def test_any_joint_method_takes_any_update(name: Any, gradients: int) -> None:
+def test_every_joint_method_supports_every_update(name: Any, gradients: int) -> None:
     assert len(trace_requests(get_update(name), 4)) == gradients
     for method in ("a2d", "divdis", "sed"):
         made = build_method(recipe(method, method={"update": name}), 0, GIVEN)
         assert len(trace_requests(made.update, 4)) == gradients
 
 
-def test_a_radius_each_is_each_members_own() -> None:
+def test_members_of_a_joint_method_may_have_different_rho() -> None:
     row = recipe("sed", method={"update": "sam", "rho": [0.1, 0.2, 0.3]})
     assert check(Experiment(row, GIVEN))
 
 
-def test_the_table_has_unlabelled_samples_for_every_kind_of_net() -> None:
+def test_every_network_of_the_case_table_has_unlabeled_samples() -> None:
     assert all("@" in net.unlabelled for net in NETS.values())

@@ -31,7 +31,7 @@ from plateaux.optim.grad_norms import squared_norms
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
-METHODS = ["sharpbalance", "sed"]  # alone, climbing and having met; and together
+METHODS = ["sharpbalance", "sed"]  # independent members with SAM and a data partition; a joint method
 SHAPES = {"mlp": (5,), "vit": (3, 8, 8), "cnn": (3, 8, 8)}
 LAYERS = {"mlp": ["1", "3"], "vit": ["*.qkv", "*.fc2"], "cnn": ["*"]}
 OPTIONS: dict[str, dict[str, Any]] = {"mlp": {}, "vit": {"width": 24, "depth": 2}, "cnn": {"norm": "batch"}}
@@ -225,6 +225,7 @@ def test_members_may_have_a_rank_and_an_alpha_each() -> None:
 # The laws.
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("method", METHODS)
 def test_every_executor_trains_the_same_adapters_and_leaves_the_base_unchanged(method: str, tmp_path: Path) -> None:
     row = recipe(method, "adapted", precision="fp64")

@@ -55,7 +55,7 @@ def flat(tree: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "sparsity"), [*(("resnet8", s) for s in (0.8, 0.95, 0.99)), ("resnet18", 0.95), ("resnet18", 0.99)]
 )
-def test_every_layer_of_a_sparse_network_has_live_weights(name: str, sparsity: float) -> None:
+def test_every_layer_of_a_sparse_network_has_nonzero_weights(name: str, sparsity: float) -> None:
     module = build_member(sparse_recipe(sparsity, name), data(), 0)
     found = weights(module)
     for key in ("conv1.weight", "linear.weight"):

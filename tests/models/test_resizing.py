@@ -88,7 +88,7 @@ def expected_logits(run: Path, root: Path, images: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [8, 24])
-def test_a_network_sees_images_of_its_size(interpolation: Any, size: int) -> None:
+def test_a_network_receives_images_of_its_size(interpolation: Any, size: int) -> None:
     plain = cnn(shape=(3, size, size), classes=5, channels=(4,)).eval()
     network = copy.deepcopy(plain)
     resize_inputs(network, size, interpolation)
@@ -99,7 +99,7 @@ def test_a_network_sees_images_of_its_size(interpolation: Any, size: int) -> Non
     assert resize(IMAGES, 16, interpolation) is IMAGES
 
 
-def test_bicubic_resizing_is_that_of_pillow() -> None:
+def test_bicubic_resizing_equals_pillow() -> None:
     """The weights of timm's transformers are evaluated with Pillow's bicubic resizing."""
     image_module = pytest.importorskip("PIL.Image")
     pixels = (IMAGES[0, 0] * 255).numpy()
@@ -109,7 +109,7 @@ def test_bicubic_resizing_is_that_of_pillow() -> None:
     )
 
 
-def test_a_model_is_built_for_the_size_that_it_sees(root: Path) -> None:
+def test_a_model_is_built_for_the_resized_images(root: Path) -> None:
     data = from_tensors((IMAGES, torch.zeros(6).long()), (IMAGES, torch.zeros(6).long()), classes=100)
     module = build_member(recipe(root), data, 0)
     assert module.get_parameter("pos_embed").shape[-2] == 1 + (SIZE // 16) ** 2
@@ -141,7 +141,7 @@ def test_the_data_set_and_the_run_stay_at_32_pixels(run: Path, root: Path) -> No
     assert sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) < upsampled_bytes
 
 
-def test_the_logits_are_those_of_images_that_were_resized_before(run: Path, root: Path) -> None:
+def test_the_logits_equal_those_of_images_resized_in_advance(run: Path, root: Path) -> None:
     x = torch.from_numpy(RNG.integers(0, 256, (4, 3, 32, 32), dtype=np.uint8))
     torch.testing.assert_close(plateaux.load(run).logits(x), expected_logits(run, root, x), rtol=1e-4, atol=1e-5)
 

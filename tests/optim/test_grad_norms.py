@@ -81,12 +81,12 @@ NETWORKS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_norms_of_a_network_are_those_of_the_loop(name: str) -> None:
+def test_norms_of_a_network_equal_one_backward_pass_per_sample(name: str) -> None:
     check(NETWORKS[name](), torch.randn(3, 3, 32, 32))
 
 
 @pytest.mark.slow
-def test_norms_of_the_wide_resnet18_are_those_of_the_loop() -> None:
+def test_norms_of_the_wide_resnet18_equal_one_backward_pass_per_sample() -> None:
     module, x = built("resnet18", width=64), torch.randn(2, 3, 32, 32)
     found = squared_norms(MemberModule(module), batch_of(x, 5))
     assert off(found, gradient_norms(module.double(), batch_of(x.double(), 5))) < 1e-5
@@ -94,7 +94,7 @@ def test_norms_of_the_wide_resnet18_are_those_of_the_loop() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("timm") is None, reason="needs timm")
-def test_norms_of_a_guest_transformer_are_those_of_the_loop() -> None:
+def test_norms_of_a_timm_transformer_equal_one_backward_pass_per_sample() -> None:
     check(built("timm:vit_tiny_patch16_224"), torch.randn(3, 3, 32, 32))
 
 
@@ -130,7 +130,7 @@ CONVOLUTIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_norms_of_a_convolution_are_those_of_the_loop(name: str) -> None:
+def test_norms_of_a_convolution_equal_one_backward_pass_per_sample(name: str) -> None:
     build, shape = CONVOLUTIONS[name]
     layer = build()
     behind = nn.Conv2d if len(shape) == 3 else nn.Conv1d if len(shape) == 2 else nn.Conv3d
@@ -141,7 +141,7 @@ def test_norms_of_a_convolution_are_those_of_the_loop(name: str) -> None:
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer", "group", "rms"])
-def test_norms_of_a_normalisation_are_those_of_the_loop(norm: str) -> None:
+def test_norms_of_a_normalization_layer_equal_one_backward_pass_per_sample(norm: str) -> None:
     layer = {
         "batch": nn.BatchNorm2d(6),
         "layer": nn.LayerNorm([6, 5, 5]),
@@ -152,7 +152,7 @@ def test_norms_of_a_normalisation_are_those_of_the_loop(norm: str) -> None:
     check(shaken(module), torch.randn(4, 3, 7, 7))
 
 
-def test_a_network_that_begins_with_a_normalisation_and_changes_it_in_place_is_gone_through() -> None:
+def test_a_network_that_changes_the_output_of_its_first_normalization_in_place_is_supported() -> None:
     module = nn.Sequential(nn.BatchNorm1d(7), nn.ReLU(inplace=True), nn.Linear(7, 5, bias=False))
     check(shaken(module), torch.randn(4, 7))
 
@@ -183,7 +183,7 @@ class Reader(nn.Module):
 @pytest.mark.parametrize("batch_first", [True, False], ids=["samples first", "tokens first"])
 @pytest.mark.parametrize("norm_first", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("samples", [4, 1])
-def test_norms_of_an_encoder_are_those_of_the_loop(
+def test_norms_of_an_encoder_equal_one_backward_pass_per_sample(
     batch_first: bool, tied: bool, norm_first: bool, samples: int
 ) -> None:
     module = Reader(batch_first=batch_first, tied=tied, norm_first=norm_first, causal=norm_first)
@@ -219,19 +219,21 @@ class Crossing(nn.Module):
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("weights", [True, False])
-def test_norms_of_cross_attention_are_those_of_the_loop(packed: bool, batch_first: bool, weights: bool) -> None:
+def test_norms_of_cross_attention_equal_one_backward_pass_per_sample(
+    packed: bool, batch_first: bool, weights: bool
+) -> None:
     module = Crossing(packed=packed, batch_first=batch_first, bias=packed, weights=weights)
     check(shaken(module), torch.randn(4, 6, 8))
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
-def test_pruned_embeddings_count_only_what_lives(tied: bool) -> None:
+def test_norms_of_embeddings_exclude_pruned_weights(tied: bool) -> None:
     module = shaken(Reader(batch_first=True, tied=tied))
     prune(module, 0.5)
     check(module, torch.randint(1, 9, (4, 5)), 9)
 
 
-def test_pruned_attention_counts_only_what_lives() -> None:
+def test_norms_of_attention_exclude_pruned_weights() -> None:
     module = shaken(Crossing(packed=True, batch_first=True, bias=True, weights=False))
     prune(module, 0.5)
     module.attention.register_buffer("in_proj_weight_mask", torch.rand(24, 8) > 0.5, persistent=False)
@@ -293,11 +295,11 @@ class Placed(nn.Module):
 
 @pytest.mark.parametrize("lone", [True, False])
 @pytest.mark.parametrize("samples", [1, 5])
-def test_a_layer_that_sees_the_same_for_all_samples_has_a_gradient_for_each(lone: bool, samples: int) -> None:
+def test_a_layer_with_the_same_input_for_all_samples_has_a_gradient_per_sample(lone: bool, samples: int) -> None:
     check(shaken(Placed(lone=lone)), torch.randint(0, 7, (samples, 5)), 7)
 
 
-def test_frozen_parameters_and_parameters_of_others_do_not_count() -> None:
+def test_frozen_parameters_and_parameters_of_other_modules_do_not_count() -> None:
     module, batch = built("resnet8").double(), batch_of(torch.randn(3, 3, 32, 32).double(), 5)
     freeze(module, ["conv1", "layer2"])
     assert off(squared_norms(MemberModule(module), batch), gradient_norms(module, batch)) < 1e-10
@@ -316,7 +318,7 @@ def uncancelled(table: Tensor, batch: Batch) -> Tensor:
 
 @pytest.mark.parametrize("by", ["bias", "weight"])
 @pytest.mark.parametrize("margin", [0.0, 5.0, 15.0, 25.0])
-def test_well_fitted_samples_keep_their_digits(margin: float, by: str) -> None:
+def test_norms_of_well_fitted_samples_keep_full_precision(margin: float, by: str) -> None:
     module, x, y = built("resnet8"), torch.randn(8, 3, 32, 32), torch.full((8,), 2)
     recorded: list[Tensor] = []
     module.linear.register_forward_pre_hook(lambda _, args: recorded.append(args[0]))
@@ -334,7 +336,7 @@ def test_well_fitted_samples_keep_their_digits(margin: float, by: str) -> None:
     assert off(squared_norms(MemberModule(module), wide), truth) < 1e-10
 
 
-def test_logits_are_not_rounded_before_their_margin_is_taken() -> None:
+def test_logits_are_not_rounded_before_the_margin_is_computed() -> None:
     module, x, y = nn.Linear(64, 5), 1 + torch.rand(64, 64), torch.full((64,), 2)
     with torch.no_grad():
         module.weight[2] += 25 / 96
@@ -343,7 +345,7 @@ def test_logits_are_not_rounded_before_their_margin_is_taken() -> None:
     assert float((found / truth - 1).abs().max()) < 5e-7  # rounding to float32 would cost ten times as much
 
 
-def test_a_label_that_is_certain_beyond_float32_still_has_a_norm() -> None:
+def test_a_label_with_a_probability_that_rounds_to_one_in_float32_has_a_nonzero_norm() -> None:
     module = nn.Linear(3, 2)
     with torch.no_grad():
         module.weight.zero_()

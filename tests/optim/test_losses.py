@@ -1,4 +1,4 @@
-"""Losses against their formulas, and against torch's where torch has them."""
+"""Losses against their formulas and against torch."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def by_hand(table: Tensor, target: Tensor, weights: Tensor) -> Tensor:
     return -(weights * target * log_p).sum(-1)
 
 
-def test_cross_entropy_is_its_formula() -> None:
+def test_cross_entropy_equals_its_formula() -> None:
     table, batch = problem()
     truth = by_hand(table, F.one_hot(batch.y, 4), torch.ones(4))
     torch.testing.assert_close(cross_entropy()(table, batch), truth)
 
 
-def test_soft_labels_are_weighed() -> None:
+def test_soft_labels_weight_the_classes() -> None:
     table, batch = problem()
     soft = torch.rand(5, 4, dtype=torch.float64)
     soft = soft / soft.sum(1, keepdim=True)
@@ -40,20 +40,20 @@ def test_soft_labels_are_weighed() -> None:
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_hard_labels_are_soft_ones_with_all_on_one_class(soft: bool) -> None:
+def test_hard_labels_equal_one_hot_soft_labels(soft: bool) -> None:
     table, batch = problem()
     options = {"label_smoothing": 0.2, "class_weights": (1.0, 2.0, 3.0, 4.0)}
     hot = Batch(batch.x, F.one_hot(batch.y, 4).double(), batch.index)
     torch.testing.assert_close(cross_entropy(**options)(table, batch), cross_entropy(**options)(table, hot))
 
 
-def test_smoothing_spreads_labels_evenly() -> None:
+def test_label_smoothing_spreads_labels_evenly() -> None:
     table, batch = problem()
     target = 0.8 * F.one_hot(batch.y, 4) + 0.2 / 4
     torch.testing.assert_close(cross_entropy(label_smoothing=0.2)(table, batch), by_hand(table, target, torch.ones(4)))
 
 
-def test_class_weights_have_mean_one_over_the_classes() -> None:
+def test_class_weights_are_normalized_to_mean_one() -> None:
     table, batch = problem()
     weights = torch.tensor([1.0, 2.0, 3.0, 10.0], dtype=torch.float64)
     truth = by_hand(table, F.one_hot(batch.y, 4), weights / weights.mean())
@@ -61,7 +61,7 @@ def test_class_weights_have_mean_one_over_the_classes() -> None:
     torch.testing.assert_close(cross_entropy(class_weights=(7.0,) * 4)(table, batch), cross_entropy()(table, batch))
 
 
-def test_a_text_has_the_mean_over_its_tokens() -> None:
+def test_the_loss_of_a_text_is_the_mean_over_its_tokens() -> None:
     table = torch.randn(2, 3, 4, 6, dtype=torch.float64)  # rows, samples, classes, tokens
     y = torch.randint(4, (3, 6))
     found = cross_entropy()(table, Batch(torch.zeros(3, 1), y, torch.arange(3)))
@@ -69,12 +69,12 @@ def test_a_text_has_the_mean_over_its_tokens() -> None:
     torch.testing.assert_close(found, truth)
 
 
-def test_no_samples_have_no_losses() -> None:
+def test_an_empty_batch_has_no_losses() -> None:
     table, batch = problem(size=0)
     assert cross_entropy()(table, batch).shape == (3, 0)
 
 
-def test_every_row_is_settled_bit_for_bit_as_if_it_were_alone() -> None:
+def test_the_loss_of_a_member_does_not_depend_on_other_members_bit_for_bit() -> None:
     table, batch = problem()
     loss = cross_entropy(label_smoothing=0.1)
     assert torch.equal(loss(table, batch), torch.cat([loss(table[i : i + 1], batch) for i in range(3)]))
@@ -86,12 +86,12 @@ def test_losses_are_found_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_what_is_not_trained_yet_is_refused_with_a_sentence(name: str) -> None:
+def test_an_unsupported_loss_is_rejected(name: str) -> None:
     with pytest.raises(RecipeError, match="does not support"):
         get_loss(name)
 
 
-def test_a_wrong_name_is_told_the_nearest_right_one() -> None:
+def test_an_unknown_loss_is_rejected_with_the_closest_name() -> None:
     with pytest.raises(RecipeError, match="cross_entropy"):
         get_loss("crossentropy")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import corner, make_state, steps
-from reference import sam as twin
+from reference import sam as reference
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
@@ -26,15 +26,15 @@ from plateaux.optim.sam import sam as sam_update
 LOSS = cross_entropy()
 
 
-def numpied(module: nn.Module) -> twin.Arrays:
+def to_numpy(module: nn.Module) -> reference.Arrays:
     return {name: p.detach().double().numpy().copy() for name, p in module.named_parameters()}
 
 
-def gradient_of(module: nn.Module, batch: Batch) -> twin.Gradient:
+def gradient_of(module: nn.Module, batch: Batch) -> reference.Gradient:
     """Return the gradient of the mean cross entropy as a function of the weights alone."""
     module = copy.deepcopy(module)
 
-    def gradient(w: twin.Arrays) -> twin.Arrays:
+    def gradient(w: reference.Arrays) -> reference.Arrays:
         network = copy.deepcopy(module)
         with torch.no_grad():
             for name, p in network.named_parameters():
@@ -45,61 +45,63 @@ def gradient_of(module: nn.Module, batch: Batch) -> twin.Gradient:
     return gradient
 
 
-def sam_twin(w: twin.Arrays, g: twin.Gradient) -> twin.Arrays:
-    return twin.climb(w, g, lambda w, g: twin.sam_epsilon(w, g, 0.3))
+def sam_reference(w: reference.Arrays, g: reference.Gradient) -> reference.Arrays:
+    return reference.perturbed_gradient(w, g, lambda w, g: reference.sam_epsilon(w, g, 0.3))
 
 
-def asam_twin(w: twin.Arrays, g: twin.Gradient) -> twin.Arrays:
-    return twin.climb(w, g, lambda w, g: twin.asam_epsilon(w, g, 0.5, 0.02))
+def asam_reference(w: reference.Arrays, g: reference.Gradient) -> reference.Arrays:
+    return reference.perturbed_gradient(w, g, lambda w, g: reference.asam_epsilon(w, g, 0.5, 0.02))
 
 
-def elementwise_twin(w: twin.Arrays, g: twin.Gradient) -> twin.Arrays:
-    return twin.climb(w, g, lambda w, g: twin.elementwise_epsilon(w, g, 2.0))
+def elementwise_reference(w: reference.Arrays, g: reference.Gradient) -> reference.Arrays:
+    return reference.perturbed_gradient(w, g, lambda w, g: reference.elementwise_epsilon(w, g, 2.0))
 
 
-def gsam_twin(w: twin.Arrays, g: twin.Gradient) -> twin.Arrays:
-    return twin.gsam(w, g, lambda w, g: twin.sam_epsilon(w, g, 0.3), 0.4)
+def gsam_reference(w: reference.Arrays, g: reference.Gradient) -> reference.Arrays:
+    return reference.gsam(w, g, lambda w, g: reference.sam_epsilon(w, g, 0.3), 0.4)
 
 
-def adaptive_gsam_twin(w: twin.Arrays, g: twin.Gradient) -> twin.Arrays:
-    return twin.gsam(w, g, lambda w, g: twin.elementwise_epsilon(w, g, 2.0), 0.7)
+def adaptive_gsam_reference(w: reference.Arrays, g: reference.Gradient) -> reference.Arrays:
+    return reference.gsam(w, g, lambda w, g: reference.elementwise_epsilon(w, g, 2.0), 0.7)
 
 
-TWINS: dict[str, tuple[Method, Callable[[twin.Arrays, twin.Gradient], twin.Arrays]]] = {
-    "sam": (sam(LOSS, rho=0.3), sam_twin),
-    "asam": (asam(LOSS, rho=0.5, eta=0.02), asam_twin),
-    "asam elementwise": (asam(LOSS, rho=2.0, variant="elementwise"), elementwise_twin),
-    "gsam": (gsam(LOSS, rho=0.3, alpha=0.4), gsam_twin),
-    "gsam elementwise": (gsam(LOSS, rho=2.0, alpha=0.7, variant="elementwise"), adaptive_gsam_twin),
+REFERENCES: dict[str, tuple[Method, Callable[[reference.Arrays, reference.Gradient], reference.Arrays]]] = {
+    "sam": (sam(LOSS, rho=0.3), sam_reference),
+    "asam": (asam(LOSS, rho=0.5, eta=0.02), asam_reference),
+    "asam elementwise": (asam(LOSS, rho=2.0, variant="elementwise"), elementwise_reference),
+    "gsam": (gsam(LOSS, rho=0.3, alpha=0.4), gsam_reference),
+    "gsam elementwise": (gsam(LOSS, rho=2.0, alpha=0.7, variant="elementwise"), adaptive_gsam_reference),
 }
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("net", ["mlp", "conv", "conv_bn"])
-@pytest.mark.parametrize("name", TWINS)
-def test_every_step_is_that_of_its_slow_twin(name: str, net: str, clip: float | None) -> None:
-    method, direction = TWINS[name]
+@pytest.mark.parametrize("name", REFERENCES)
+def test_every_step_equals_the_reference(name: str, net: str, clip: float | None) -> None:
+    method, direction = REFERENCES[name]
     module = corner(net).module
     member = make_state(module, method, lr=0.2, momentum=0.9, weight_decay=0.01, max_grad_norm=clip)
-    descent, w = twin.Descent(0.2, 0.9, 0.01), numpied(module)
+    descent, w = reference.Descent(0.2, 0.9, 0.01), to_numpy(module)
     for seed in range(4):
         batch = corner(net, seed=seed).batch
         found = direction(w, gradient_of(module, batch))
-        w = descent.step(w, found if clip is None else twin.clipped(found, clip))
+        w = descent.step(w, found if clip is None else reference.clipped(found, clip))
         steps(member, [batch])
-        for key, value in numpied(module).items():
+        for key, value in to_numpy(module).items():
             np.testing.assert_allclose(value, w[key], rtol=0, atol=1e-11)
 
 
-def test_clipping_is_of_the_final_direction_only() -> None:
+def test_clipping_applies_only_to_the_final_gradient() -> None:
     # A gradient that is clipped has the maximum norm; the perturbation is not clipped.
     module = corner().module
-    before, batch = numpied(module), corner().batch
+    before, batch = to_numpy(module), corner().batch
     steps(make_state(module, sam(LOSS, rho=0.3), lr=1.0, max_grad_norm=0.01), [batch])
-    moved = {name: before[name] - after for name, after in numpied(module).items()}
-    sam_gradient = sam_twin(before, gradient_of(corner().module, batch))
-    assert twin.length(moved) == pytest.approx(0.01, rel=1e-3)
-    assert twin.inner(moved, sam_gradient) == pytest.approx(twin.length(moved) * twin.length(sam_gradient), rel=1e-9)
+    moved = {name: before[name] - after for name, after in to_numpy(module).items()}
+    sam_gradient = sam_reference(before, gradient_of(corner().module, batch))
+    assert reference.length(moved) == pytest.approx(0.01, rel=1e-3)
+    assert reference.inner(moved, sam_gradient) == pytest.approx(
+        reference.length(moved) * reference.length(sam_gradient), rel=1e-9
+    )
 
 
 ZERO = {
@@ -113,7 +115,7 @@ ZERO = {
 
 @pytest.mark.parametrize("net", ["mlp", "conv_bn", "dropout"])
 @pytest.mark.parametrize("name", ZERO)
-def test_a_radius_of_zero_is_plain_descent_bit_for_bit(name: str, net: str) -> None:
+def test_sam_with_zero_radius_is_plain_descent_bit_for_bit(name: str, net: str) -> None:
     ends = []
     for method in (ZERO[name], Method(Objective(LOSS), plain_gradient)):
         own = corner(net, dtype=torch.float32)
@@ -122,26 +124,26 @@ def test_a_radius_of_zero_is_plain_descent_bit_for_bit(name: str, net: str) -> N
     assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_a_radius_above_zero_is_not_plain_descent(name: str) -> None:
+@pytest.mark.parametrize("name", REFERENCES)
+def test_sam_with_a_radius_above_zero_is_not_plain_descent(name: str) -> None:
     ends = []
-    for method in (TWINS[name][0], Method(Objective(LOSS), plain_gradient)):
+    for method in (REFERENCES[name][0], Method(Objective(LOSS), plain_gradient)):
         own = corner()
         steps(make_state(own.module, method), [own.batch])
-        ends.append(numpied(own.module))
+        ends.append(to_numpy(own.module))
     assert max(np.abs(ends[0][key] - ends[1][key]).max() for key in ends[0]) > 1e-4
 
 
 @pytest.mark.parametrize("m", [1, 3, 8, 100])
-def test_groups_of_m_are_those_of_the_slow_twin(m: int) -> None:
+def test_m_sharpness_equals_the_reference(m: int) -> None:
     own = corner()
-    before = numpied(own.module)
+    before = to_numpy(own.module)
     cuts = [slice(start, min(start + m, 8)) for start in range(0, 8, m)]
     gradients = [gradient_of(own.module, own.batch.take(cut)) for cut in cuts]
     shares = [len(range(8)[cut]) / 8 for cut in cuts]
-    truth = twin.Descent(0.1).step(before, twin.in_groups(before, gradients, shares, 0.3))
+    truth = reference.Descent(0.1).step(before, reference.in_groups(before, gradients, shares, 0.3))
     steps(make_state(own.module, sam(LOSS, rho=0.3, m=m)), [own.batch])
-    for key, value in numpied(own.module).items():
+    for key, value in to_numpy(own.module).items():
         np.testing.assert_allclose(value, truth[key], rtol=0, atol=1e-12)
 
 
@@ -176,11 +178,11 @@ class Line(nn.Module):
 
 
 def squares(table: Tensor, batch: Batch) -> Tensor:
-    """Half the squared error, times the batch's size: the mean is then half the sum of squares."""
+    """Return half the squared error times the batch size, so that the mean is half the sum of squares."""
     return 0.5 * len(batch.y) * (table[..., 0] - batch.y) ** 2
 
 
-def test_unnormalised_sam_on_a_quadratic_is_the_closed_form() -> None:
+def test_unnormalized_sam_on_a_quadratic_equals_the_closed_form() -> None:
     # theta_k = theta* + (I - eta W - eta rho W^2)^k (theta_0 - theta*), W = A^T A.
     draw = torch.Generator().manual_seed(0)
     a = torch.randn(6, 4, generator=draw, dtype=torch.float64) / 3
@@ -194,8 +196,8 @@ def test_unnormalised_sam_on_a_quadratic_is_the_closed_form() -> None:
     torch.testing.assert_close(module.theta.detach(), best + torch.matrix_power(b, 7) @ (start - best))
 
 
-def test_sam_on_a_parabola_is_the_closed_form() -> None:
-    # Far from its foot, f = h x^2 / 2: x_k = (1 - lr h)^k (x_0 + rho) - rho.
+def test_sam_on_a_parabola_equals_the_closed_form() -> None:
+    # Far from the minimum, f = h x^2 / 2: x_k = (1 - lr h)^k (x_0 + rho) - rho.
     h, lr, rho, start = 2.0, 0.05, 0.3, 5.0
     module = Line(torch.tensor([start], dtype=torch.float64))
     one = torch.full((1, 1), h**0.5, dtype=torch.float64)
@@ -220,7 +222,7 @@ def test_sam_agrees_with_another_library() -> None:
             torch.testing.assert_close(mine, its, rtol=0, atol=1e-6)
 
 
-def places(update: Update, *, lr: float = 0.1) -> list[GradRequest]:
+def trace(update: Update, *, lr: float = 0.1) -> list[GradRequest]:
     """Return the requests of an update if all gradients are equal."""
     params: TensorTree = {"w": torch.zeros(2)}
     steps_of_update = update(params, StepContext(4, lr, peak_lr=0.1))
@@ -234,27 +236,27 @@ def places(update: Update, *, lr: float = 0.1) -> list[GradRequest]:
 
 @pytest.mark.parametrize("lr", [0.1, 0.055, 0.01])
 def test_the_radius_of_gsam_follows_the_learning_rate(lr: float) -> None:
-    second = places(gsam_update(0.5, alpha=0.4, rho_min=0.1, lr_min=0.01), lr=lr)[1]
+    second = trace(gsam_update(0.5, alpha=0.4, rho_min=0.1, lr_min=0.01), lr=lr)[1]
     assert second.at is not None
-    assert float(second.at["w"].norm()) == pytest.approx(twin.gsam_radius(0.5, 0.1, lr, 0.1, 0.01), rel=1e-6)
+    assert float(second.at["w"].norm()) == pytest.approx(reference.gsam_radius(0.5, 0.1, lr, 0.1, 0.01), rel=1e-6)
 
 
-def test_gsam_without_a_smallest_radius_keeps_its_radius() -> None:
-    second = places(gsam(LOSS, rho=0.5).update, lr=0.001)[1]
+def test_gsam_without_rho_min_has_a_constant_radius() -> None:
+    second = trace(gsam(LOSS, rho=0.5).update, lr=0.001)[1]
     assert second.at is not None
     assert float(second.at["w"].norm()) == pytest.approx(0.5, rel=1e-6)
 
 
-def test_gsam_with_no_weight_on_the_gap_is_sam() -> None:
+def test_gsam_with_alpha_zero_is_sam() -> None:
     ends = []
     for method in (gsam(LOSS, rho=0.3, alpha=0.0), sam(LOSS, rho=0.3)):
         own = corner()
         steps(make_state(own.module, method), [own.batch] * 2)
-        ends.append(numpied(own.module))
+        ends.append(to_numpy(own.module))
     assert all(np.array_equal(ends[0][key], ends[1][key]) for key in ends[0])
 
 
-def test_a_gradient_of_zero_climbs_nowhere() -> None:
+def test_a_zero_gradient_gives_no_perturbation() -> None:
     for update in (sam(LOSS).update, asam(LOSS).update, asam(LOSS, variant="elementwise").update, gsam(LOSS).update):
         params: TensorTree = {"weight": torch.ones(2)}
         steps_of_update = update(params, StepContext(4, 0.1, 0.1))
@@ -267,7 +269,7 @@ def test_a_gradient_of_zero_climbs_nowhere() -> None:
         assert torch.equal(end.value.value["weight"], torch.zeros(2))
 
 
-def test_the_variants_of_asam_differ_where_they_should() -> None:
+def test_the_variants_of_asam_scale_biases_differently() -> None:
     params: TensorTree = {"layer.weight": torch.tensor([1.0, -2.0]), "layer.bias": torch.tensor([3.0])}
     gradient: TensorTree = {"layer.weight": torch.tensor([1.0, 1.0]), "layer.bias": torch.tensor([1.0])}
     found = {}
@@ -281,7 +283,7 @@ def test_the_variants_of_asam_differ_where_they_should() -> None:
     assert float(found["elementwise"]["layer.bias"]) == pytest.approx(9 / 14**0.5)  # T = (1, 2, 3)
 
 
-def test_the_asks_of_an_update_can_be_counted_beforehand() -> None:
+def test_count_gradients_returns_the_number_of_gradients_of_an_update() -> None:
     assert [
         count_gradients(update, 8)
         for update in (plain_gradient, sam_update(0.0), sam_update(0.1), sam_update(0.1, m=3))
@@ -294,16 +296,16 @@ def test_the_asks_of_an_update_can_be_counted_beforehand() -> None:
     assert count_gradients(gsam(LOSS).update, 8) == 2
 
 
-def test_a_worker_of_its_own_asks_only_for_the_climb_alone() -> None:
-    assert [ask.local for ask in places(sam_update(0.1, perturbation="per_worker"))] == [True, False]
-    assert [ask.local for ask in places(sam_update(0.1))] == [False, False]
+def test_per_worker_perturbations_use_the_local_gradient_only_for_the_perturbation() -> None:
+    assert [request.local for request in trace(sam_update(0.1, perturbation="per_worker"))] == [True, False]
+    assert [request.local for request in trace(sam_update(0.1))] == [False, False]
 
 
-# --- careful samples
+# --- SharpBalance
 
 
-def careful_twin(module: nn.Module, batch: Batch, chosen: Tensor, rho: float) -> dict[str, Tensor]:
-    """The direction from its definition, one part of the batch after the other, on copies of the network."""
+def sharpbalance_reference(module: nn.Module, batch: Batch, chosen: Tensor, rho: float) -> dict[str, Tensor]:
+    """Return the SharpBalance gradient by definition: one part of the batch at a time, on copies of the network."""
 
     def summed(net: nn.Module, rows: Tensor) -> dict[str, Tensor]:
         net.zero_grad()
@@ -331,33 +333,33 @@ CHOSEN = torch.tensor([True, False, False, True, True, False, True, False])
     [CHOSEN, ~CHOSEN, CHOSEN & (torch.arange(8) < 4), CHOSEN | (torch.arange(8) < 5), CHOSEN & False, CHOSEN | True],
     ids=["half", "rest", "quarter", "three quarters", "none", "all"],
 )
-def test_a_careful_step_is_that_of_its_definition(net: str, chosen: Tensor) -> None:
+def test_a_sharpbalance_step_equals_its_definition(net: str, chosen: Tensor) -> None:
     own = corner(net)
     method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient))
     member = make_state(own.module, method, lr=1.0)
     member.sam_set = lambda index: chosen[index]
     before = {name: p.detach().clone() for name, p in own.module.named_parameters()}
     batch = replace(own.batch, index=torch.arange(len(own.batch)))
-    wanted = careful_twin(own.module, batch, chosen, 0.3)
+    wanted = sharpbalance_reference(own.module, batch, chosen, 0.3)
     steps(member, [batch])
     for name, p in own.module.named_parameters():
         assert torch.allclose(before[name] - p.detach(), wanted[name], rtol=0, atol=1e-13), name
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_batchnorm_sees_the_parts(accumulate: int) -> None:
+def test_batchnorm_is_updated_by_both_parts_of_a_batch(accumulate: int) -> None:
     own = corner("conv_bn")
     method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient))
     member = make_state(own.module, method)
     member.sam_set = lambda index: CHOSEN[index]
     steps(member, [replace(own.batch, index=torch.arange(8))], gradient_accumulation_steps=accumulate)
-    # Four samples in three pieces of two are two.
+    # Each part has four samples. With three accumulation steps, it is split into two micro-batches of two samples.
     assert int(own.module.state_dict()["0.1.num_batches_tracked"]) == 2 * (1 if accumulate == 1 else 2)
 
 
 @pytest.mark.parametrize("lone", ["sam", "plain"])
 @pytest.mark.parametrize("size", [2, 8])
-def test_a_part_of_one_sample_joins_the_other_part(lone: str, size: int) -> None:
+def test_a_part_of_one_sample_is_merged_into_the_other_part(lone: str, size: int) -> None:
     """BatchNorm1d cannot train on one sample."""
     chosen = (torch.arange(size) == 1) if lone == "sam" else (torch.arange(size) != 1)
     joined = chosen & False if lone == "sam" or size == 2 else chosen | True
@@ -376,13 +378,13 @@ def test_a_part_of_one_sample_joins_the_other_part(lone: str, size: int) -> None
 
 
 @pytest.mark.parametrize(("size", "share"), [(8, 1.0), (4, 0.5), (2, 0.25)])
-def test_the_size_of_a_part_is_that_of_all_processes(size: int, share: float) -> None:
+def test_the_minimum_size_of_a_part_counts_the_samples_of_all_processes(size: int, share: float) -> None:
     smallest = min_fraction(nn.BatchNorm1d(2), size, share=share)
     assert 1 / 8 < smallest < 2 / 8
     assert min_fraction(nn.Linear(2, 2), size, share=share) < 1e-6
 
 
-def test_what_was_seen_is_counted_once() -> None:
+def test_loss_and_accuracy_count_every_sample_once() -> None:
     own = corner("mlp")
     batch = replace(own.batch, index=torch.arange(8))
     loss = float(F.cross_entropy(own.module(batch.x), batch.y).detach())
@@ -390,13 +392,13 @@ def test_what_was_seen_is_counted_once() -> None:
     method = Method(Objective(LOSS), sam_on_subset(sam_update(0.3), warmup=plain_gradient))
     member = make_state(own.module, method)
     member.sam_set = lambda index: CHOSEN[index]
-    (tally,) = steps(member, [batch])
-    assert float(tally.loss) == pytest.approx(loss)
-    assert int(tally.correct) == right
+    (stats,) = steps(member, [batch])
+    assert float(stats.loss) == pytest.approx(loss)
+    assert int(stats.correct) == right
 
 
 @pytest.mark.parametrize("name", ["sam", "asam", "gsam"])
-def test_before_any_meeting_members_climb_on_everything(name: str) -> None:
+def test_before_the_data_partition_sharpbalance_applies_sam_to_all_samples(name: str) -> None:
     from plateaux.methods.sharpbalance import sharpbalance
 
     build = {"sam": sam, "asam": asam, "gsam": gsam}[name]

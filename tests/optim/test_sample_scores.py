@@ -31,13 +31,13 @@ def test_scores_that_use_hooks_do_not_support_vmap(output: OutputFn) -> None:
     assert not supports_vmap(output)
 
 
-def test_features_are_what_the_layer_puts_out() -> None:
+def test_features_equal_the_output_of_the_layer() -> None:
     module, batch = case()
     torch.testing.assert_close(features("1")(MemberModule(module), batch), torch.tanh(module[0](batch.x)))
 
 
 @pytest.mark.parametrize("loss", [None, SMOOTH], ids=["cross entropy", "smoothed"])
-def test_gradient_norms_are_those_of_the_loop(loss: LossFn | None) -> None:
+def test_gradient_norms_equal_one_backward_pass_per_sample(loss: LossFn | None) -> None:
     module, batch = case()
     found = gradient_norm(loss)(MemberModule(module), batch)
     torch.testing.assert_close(found, gradient_norms(module, batch, loss), rtol=1e-10, atol=0)
@@ -46,7 +46,7 @@ def test_gradient_norms_are_those_of_the_loop(loss: LossFn | None) -> None:
 @pytest.mark.parametrize("loss", [None, SMOOTH], ids=["cross entropy", "smoothed"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("pruned", [True, False])
-def test_the_last_layers_norms_are_those_of_a_network_that_trains_nothing_else(
+def test_last_layer_norms_equal_those_of_a_network_that_trains_only_its_last_layer(
     loss: LossFn | None, bias: bool, pruned: bool
 ) -> None:
     module, batch = case(bias=bias)
@@ -60,7 +60,7 @@ def test_the_last_layers_norms_are_those_of_a_network_that_trains_nothing_else(
     assert bool((only < whole).all())
 
 
-def test_a_network_without_a_linear_last_layer_is_told_so() -> None:
+def test_a_network_without_a_linear_last_layer_is_rejected() -> None:
     module, batch = case()
     with pytest.raises(
         RecipeError, match=r'score = "last_layer" needs a network whose output is the output of an nn\.Linear'
@@ -68,7 +68,7 @@ def test_a_network_without_a_linear_last_layer_is_told_so() -> None:
         last_layer()(MemberModule(nn.Sequential(module, nn.Tanh())), batch)
 
 
-def test_the_last_layer_of_a_resnet_is_found_within() -> None:
+def test_the_last_layer_of_a_resnet_is_found() -> None:
     module = model.get("resnet8")(shape=(3, 32, 32), classes=4).eval()
     batch = Batch(torch.randn(3, 3, 32, 32), torch.arange(3), torch.arange(3))
     found = last_layer()(MemberModule(module), batch)

@@ -76,7 +76,7 @@ def compute_parts(
 @pytest.mark.parametrize("net", ["mlp", "conv_bn"])
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_a_mask_equals_the_mixed_update_of_the_engine_bit_for_bit(name: str, net: str, adaptive: bool) -> None:
+def test_a_mask_equals_the_sharpbalance_update_of_the_engine_bit_for_bit(name: str, net: str, adaptive: bool) -> None:
     if name == "one" and net == "conv_bn":
         name = "some"
     own, module = same_start(net, dtype=F32)
@@ -87,7 +87,7 @@ def test_a_mask_equals_the_mixed_update_of_the_engine_bit_for_bit(name: str, net
     assert same_bits(weights_and_buffers(module), expected)
 
 
-def test_masks_differ_in_their_result() -> None:
+def test_different_masks_give_different_weights() -> None:
     own = corner(dtype=F32)
     results = [engine_weights(own, mask) for mask in MASKS.values()]
     assert not any(same_bits(a, b) for i, a in enumerate(results) for b in results[:i])

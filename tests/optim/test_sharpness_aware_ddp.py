@@ -154,6 +154,7 @@ def test_pitfall_ddp_equals_the_engine_bit_for_bit(kind: str, net: str) -> None:
     assert same_bits(results[0][1], results[1][1])
 
 
+@pytest.mark.process
 def test_pitfall_ddp_global_and_per_worker_perturbations_differ() -> None:
     results = {
         kind: mesh(2).run("tests.optim.test_sharpness_aware_ddp:engine_and_ddp", kind, "mlp")[0][1]
@@ -162,11 +163,13 @@ def test_pitfall_ddp_global_and_per_worker_perturbations_differ() -> None:
     assert not same_bits(results["global"], results["per_worker"])
 
 
+@pytest.mark.process
 def test_the_module_inside_of_ddp_can_be_passed_as_the_model() -> None:
     for engine, ddp, _ in mesh(2).run("tests.optim.test_sharpness_aware_ddp:engine_and_ddp", "global", "mlp", True):
         assert same_bits(engine, ddp)
 
 
+@pytest.mark.process
 def test_processes_stay_equal_if_only_the_last_micro_batch_communicates() -> None:
     function = "tests.optim.test_sharpness_aware_ddp:engine_and_ddp"
     first, second = mesh(2).run(function, "masks_of_micro_batches", "mlp")
@@ -186,6 +189,7 @@ def batchnorm_statistics(with_sam: bool) -> TensorTree:
     return {name: buffer.clone() for name, buffer in own.module.named_buffers()}
 
 
+@pytest.mark.process
 def test_pitfall_batchnorm_statistics_are_updated_once_under_ddp() -> None:
     function = "tests.optim.test_sharpness_aware_ddp:batchnorm_statistics"
     for with_sam, without in zip(mesh(2).run(function, True), mesh(2).run(function, False), strict=True):

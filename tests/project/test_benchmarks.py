@@ -71,7 +71,7 @@ CASES = [
 ]
 
 
-def test_every_benchmark_starts_and_explains_itself() -> None:
+def test_every_benchmark_starts_and_prints_its_help() -> None:
     names = [path.stem for path in SCRIPTS]
     command = [sys.executable, "-c", HELP, str(ROOT / "benchmarks"), *names]
     env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
@@ -117,7 +117,7 @@ def test_a_quick_form_is_judged_by_its_own_limit(quick: bool, ok: bool, capsys: 
     assert line["limits"] == {"engine / bare": "at least 0.5" if quick else "at least 0.97"}
 
 
-def test_a_quick_form_without_quick_limits_cannot_tell(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quick_form_without_quick_limits_has_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     results = common.Results(quick=True)
     results.add("queue / pool, time", 0.12, full=common.at_least(1.2))
     line = judged(capsys, results)
@@ -147,7 +147,7 @@ def test_a_control_off_by_more_than_three_percent_makes_the_verdict_null(
     assert bool(line["cannot_tell"]) is (ok is None)
 
 
-def test_a_limit_without_a_control_fails_even_if_another_cannot_be_judged() -> None:
+def test_a_limit_without_a_control_fails_even_if_another_has_no_verdict() -> None:
     results = common.Results(quick=False)
     results.add("bare / bare", 1.5, is_control=True)
     results.add("engine / bare", 1.0, full=common.at_least(0.97), control="bare / bare")

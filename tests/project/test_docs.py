@@ -296,7 +296,7 @@ def test_a_diagram_has_dark_colors(name: str) -> None:
     assert "prefers-color-scheme: dark" in (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
 
 
-def test_the_terminal_picture_is_small_and_loads_nothing() -> None:
+def test_the_terminal_picture_is_small_and_loads_no_external_resources() -> None:
     picture = (ROOT / "docs" / "images" / "terminal.svg").read_text(encoding="utf-8")
     assert len(picture) < 50_000
     assert not re.search(r"url\((?!#)|@import|<script|xlink:href", picture)

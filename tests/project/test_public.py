@@ -51,7 +51,7 @@ def test_eight_lines_train_evaluate_and_predict(tmp_path: Path) -> None:
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(4))
 
 
-def test_what_train_returns_can_be_evaluated_and_loaded(tmp_path: Path) -> None:
+def test_the_run_returned_by_train_can_be_evaluated_and_loaded(tmp_path: Path) -> None:
     recipe = plateaux.Recipe.load("recipes/quickstart.toml", ["train.epochs=1", "members=2"])
     run = plateaux.train(recipe, out=tmp_path / "run")
     # Both without cached logits, whose batches are summed in another order.
@@ -77,7 +77,7 @@ def own_model(*, classes: int, width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, classes))
 
 
-def test_a_custom_model_and_data_set(tmp_path: Path) -> None:
+def test_a_custom_model_and_data_set_can_be_used(tmp_path: Path) -> None:
     data = plateaux.from_dataset(Line(), Line(), classes=2, shape=(2,))
     recipe = plateaux.Recipe.from_dict(
         {"members": 2, "data": {"name": "mine", "batch_size": 16}, "model": {"name": "mine", "width": [4, 8]}}
@@ -90,7 +90,7 @@ def test_a_custom_model_and_data_set(tmp_path: Path) -> None:
     assert [member[0].out_features for member in members] == [4, 8]  # type: ignore[index, union-attr]
 
 
-def test_a_run_with_a_custom_model_says_which_model_to_pass(tmp_path: Path) -> None:
+def test_the_error_for_a_run_with_a_custom_model_states_which_model_to_pass(tmp_path: Path) -> None:
     data = plateaux.from_dataset(Line(), Line(), classes=2, shape=(2,))
     recipe = plateaux.Recipe.from_dict({"members": 1, "data": {"name": "mine"}, "model": {"name": "resnet_mine"}})
     run = plateaux.train(recipe.replaced(train={"epochs": 1}), tmp_path / "run", data=data, model=own_model)

@@ -131,12 +131,12 @@ def test_a_recipe_trains_two_steps(file: Path, tmp_path: Path) -> None:
     is_large = whole.data.name == "image_folder" or whole.model.image_size is not None
     batch = 2 if is_large else 4  # large images cost more
     validation = 2 if whole.data.validation_split else 0
-    meets = whole.method.name == "sharpbalance"  # then at once, and there must be somebody to meet
+    partitions = whole.method.name == "sharpbalance"  # then before the first step, with at least two members
     recipe = whole.replaced(
-        members=2 if meets or joint else 1,
+        members=2 if partitions or joint else 1,
         # ALBERT's layer is applied twice instead of twelve times, with the same weights.
         model={"weights": None, "cached_augmentations": 1, **({"depth": 2} if whole.model.name == "albert" else {})},
-        method={"partition_epoch": 0} if meets else {},
+        method={"partition_epoch": 0} if partitions else {},
         data={"batch_size": batch, "validation_split": validation},
         train={"epochs": 1},
         executor={"processes": 1, "threads": 1},
@@ -154,7 +154,7 @@ def test_a_recipe_trains_two_steps(file: Path, tmp_path: Path) -> None:
     assert rate > 0 or (rate == 0 and to_zero)
     assert rate <= start
     assert all(bool(torch.isfinite(tensor).all()) for tensor in run.weights(0).values())
-    assert run.store.has("sam_sets/0/summary.json") is meets
+    assert run.store.has("sam_sets/0/summary.json") is partitions
 
 
 def test_the_recipe_of_sed_matches_its_paper() -> None:
@@ -174,7 +174,7 @@ def test_the_recipe_of_sed_matches_its_paper() -> None:
 
 
 @pytest.mark.parametrize("file", [file for file in IMAGES if file.stem.startswith("cifar")], ids=lambda file: file.stem)
-def test_a_cifar_recipe_says_that_its_rate_is_not_in_the_appendix(file: Path) -> None:
+def test_a_cifar_recipe_states_that_its_learning_rate_is_not_in_the_appendix(file: Path) -> None:
     header = " ".join(
         line.lstrip("# ") for line in file.read_text(encoding="utf-8").split("members = 3")[0].splitlines()
     )

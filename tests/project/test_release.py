@@ -237,7 +237,7 @@ def test_both_ends_of_the_range_of_torch_are_checked() -> None:
     assert f'.ci/check_torch "{torch}"' in makefile
 
 
-def test_check_gpu_without_a_device_says_so() -> None:
+def test_check_gpu_reports_a_missing_device() -> None:
     import torch
 
     if torch.cuda.is_available():

@@ -46,14 +46,14 @@ def elementwise_epsilon(w: Arrays, g: Arrays, rho: float) -> Arrays:
     return {name: rho * w[name] ** 2 * g[name] / (length(wg) + 1e-12) for name in w}
 
 
-def climb(w: Arrays, gradient: Gradient, epsilon: Callable[[Arrays, Arrays], Arrays]) -> Arrays:
+def perturbed_gradient(w: Arrays, gradient: Gradient, epsilon: Callable[[Arrays, Arrays], Arrays]) -> Arrays:
     """Return the gradient at the perturbed weights."""
     return gradient(moved(w, epsilon(w, gradient(w))))
 
 
 def in_groups(w: Arrays, gradients: Sequence[Gradient], shares: Sequence[float], rho: float) -> Arrays:
-    """m-sharpness: every group climbs by its own gradient, the mean of what they find is the direction."""
-    found = [climb(w, gradient, lambda w, g: sam_epsilon(w, g, rho)) for gradient in gradients]
+    """Return the m-sharpness gradient: each group perturbs by its own gradient, and the results are averaged."""
+    found = [perturbed_gradient(w, gradient, lambda w, g: sam_epsilon(w, g, rho)) for gradient in gradients]
     return {name: sum(share * each[name] for share, each in zip(shares, found, strict=True)) for name in w}
 
 

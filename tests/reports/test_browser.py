@@ -70,7 +70,7 @@ def test_a_page_fits_its_window_and_fetches_nothing(browser: Any, page: Path, wi
     context.close()
 
 
-def test_a_page_is_printed_on_white_paper_whatever_the_screen(browser: Any, page: Path) -> None:
+def test_a_page_is_printed_on_white_in_light_and_dark_mode(browser: Any, page: Path) -> None:
     context = browser.new_context(color_scheme="dark", offline=True)
     opened = context.new_page()
     opened.goto(page.as_uri())

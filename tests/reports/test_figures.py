@@ -103,7 +103,7 @@ DRAWS_NAN = ("training", "sam_sets")  # part of the figure is finite
 
 @pytest.mark.parametrize("case", ["one run", "fifty members", "long names"])
 @pytest.mark.parametrize("name", DRAW)
-def test_a_figure_draws_and_no_text_is_cut(name: str, case: str) -> None:
+def test_a_figure_is_drawn_and_no_text_exceeds_the_canvas(name: str, case: str) -> None:
     drawn = DRAW[name](case)
     assert drawn is not None
     assert drawn.caption.endswith(".")
@@ -123,7 +123,7 @@ def test_a_figure_of_nan_is_none_or_has_no_nan_in_its_caption(name: str) -> None
     assert drawn is None or "nan" not in drawn.caption
 
 
-def test_small_numbers_are_written_at_the_ticks_and_a_long_name_in_two_lines() -> None:
+def test_tick_labels_of_small_values_include_the_exponent_and_long_names_have_two_lines() -> None:
     results = synthetic.study(synthetic.grid(4))
     named = first_measured(results, SHARPNESS)
     assert named is not None
@@ -138,7 +138,7 @@ def test_small_numbers_are_written_at_the_ticks_and_a_long_name_in_two_lines() -
     assert axes.get_xlabel().count("\n") == 1
 
 
-def test_a_metric_is_drawn_against_a_factor() -> None:
+def test_a_metric_is_plotted_against_a_factor() -> None:
     results = synthetic.study(synthetic.grid(8))
     drawn = curves.against(results, metric="pds", factor="rho")
     assert drawn is not None
@@ -152,7 +152,7 @@ def test_a_metric_is_drawn_against_a_factor() -> None:
     assert curves.against(long, metric="pds") is not None
 
 
-def test_the_fit_of_the_plane_is_that_of_statistics() -> None:
+def test_the_fitted_line_equals_that_of_the_statistics_module() -> None:
     results = []
     for i, x in enumerate((0.1, 0.2, 0.4, 0.8)):
         where = {"run": f"runs/{i}", "condition": {"rho": float(i)}}
@@ -173,7 +173,7 @@ def test_the_fit_of_the_plane_is_that_of_statistics() -> None:
     assert many is not None
 
 
-def test_bars_are_the_means_of_members_and_the_gain_lies_on_top() -> None:
+def test_bars_show_the_mean_of_members_and_the_gain_of_the_ensemble() -> None:
     results = [synthetic.result_row("accuracy", f"member {i}", a, percent=True) for i, a in enumerate((0.8, 0.9))]
     results.append(synthetic.result_row("accuracy", MEAN_PROBABILITY, 0.87, percent=True))
     drawn = accuracy.accuracy_bars(results)
@@ -195,7 +195,7 @@ def test_bars_are_the_means_of_members_and_the_gain_lies_on_top() -> None:
     assert several.caption.startswith("The mean accuracy of members on")
 
 
-def test_of_many_conditions_the_best_have_bars_and_only_some_have_a_color() -> None:
+def test_only_the_best_of_many_conditions_have_bars_and_colors() -> None:
     results = synthetic.study(synthetic.grid(24), 1)
     drawn = accuracy.accuracy_bars(results)
     assert drawn is not None
@@ -209,7 +209,7 @@ def test_of_many_conditions_the_best_have_bars_and_only_some_have_a_color() -> N
     assert "17 others" in [text.get_text() for text in curve.figure.legends[0].texts]
 
 
-def test_the_area_under_the_drawn_rates_is_the_auroc() -> None:
+def test_the_area_under_the_plotted_roc_curve_is_the_auroc() -> None:
     rng = np.random.default_rng(1)
     inside, outside = rng.normal(size=80).round(1), rng.normal(1, size=90).round(1)
     false, true = uncertainty.rates(inside, outside)
@@ -219,7 +219,7 @@ def test_the_area_under_the_drawn_rates_is_the_auroc() -> None:
     assert (thinned[0], thinned[-1]) == (0, 1)
 
 
-def test_a_reliability_diagram_says_how_far_confidence_is_off() -> None:
+def test_the_caption_of_a_reliability_diagram_states_over_or_underconfidence() -> None:
     cells = {"share": (0.5, 0.495, 0.005), "confidence": (0.6, 0.9, 0.1), "accuracy": (0.5, 0.8, 1.0)}
     results = [
         synthetic.result_row("reliability", f"member 0 · bin {i} · {what}", value)
@@ -235,7 +235,7 @@ def test_a_reliability_diagram_says_how_far_confidence_is_off() -> None:
     assert "the largest gap of 3" in several.caption
 
 
-def test_members_that_differ_have_mutual_information() -> None:
+def test_disagreeing_members_have_mutual_information() -> None:
     same = np.full((2, 1, 2), 0.5, np.float32)
     apart = np.array([[[1.0, 0.0]], [[0.0, 1.0]]], np.float32)
     np.testing.assert_allclose(
@@ -257,7 +257,7 @@ def test_paths_and_planes_are_drawn() -> None:
     assert landscape.lines(wide) is not None
 
 
-def test_severities_of_one_run_show_its_members_too() -> None:
+def test_the_severity_figure_of_one_run_includes_its_members() -> None:
     results = synthetic.one_run()
     results.append(
         synthetic.result_row(
@@ -271,7 +271,7 @@ def test_severities_of_one_run_show_its_members_too() -> None:
     assert curves.severity(odd) is None
 
 
-def test_of_many_curves_those_that_are_best_at_the_end_have_the_colors() -> None:
+def test_the_curves_with_the_best_final_values_are_colored() -> None:
     row = "ensemble (mean probability) · severity"
     results = [
         synthetic.result_row("accuracy under corruption", f"{row} {level}", 0.3 + way / 100 - level / 50,
@@ -301,7 +301,7 @@ def test_equal_numbers_give_equal_bytes_in_every_file_format() -> None:
 @pytest.mark.parametrize(
     "name", ["<script>alert(1)</script>", "$\\frac{", "_hidden", "名\x00前\n😀", '#222222 href="#x"', "]]>&amp;"]
 )
-def test_any_name_can_be_drawn_and_is_only_text(name: str) -> None:
+def test_any_name_can_be_drawn_and_is_escaped(name: str) -> None:
     drawn = curves.over_size(synthetic.study([{"name": name}, {"name": "other"}], 1))
     assert drawn is not None
     svg = drawn.inline_svg("mark")

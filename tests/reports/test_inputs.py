@@ -242,7 +242,7 @@ def test_the_command_writes_every_format_and_figures(full_run: Path, tmp_path: P
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_the_command_says_what_is_wrong(full_run: Path, tmp_path: Path) -> None:
+def test_invalid_arguments_of_the_command_are_reported(full_run: Path, tmp_path: Path) -> None:
     assert run_report(str(tmp_path), "-o", str(tmp_path / "r.html"))[0] == 4
     code, output = run_report(str(full_run), "-o", str(tmp_path / "r.docx"))
     assert code == 2
@@ -253,7 +253,7 @@ def test_the_command_says_what_is_wrong(full_run: Path, tmp_path: Path) -> None:
     assert "choose another output path" in output
 
 
-def test_figures_are_only_written_in_the_kinds_asked_for(full_run: Path, tmp_path: Path) -> None:
+def test_figures_are_written_only_in_the_requested_formats(full_run: Path, tmp_path: Path) -> None:
     files = write_figures(report([full_run], only_figures=["accuracy_bars"]), tmp_path / "out", kinds=["svg"])
     assert [file.name for file in files] == ["accuracy_bars.svg"]
     assert len(set(FAMILIES)) == len(FAMILIES)

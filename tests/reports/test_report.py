@@ -1,4 +1,4 @@
-"""A report is one safe page; the same numbers are Markdown, JSON and CSV; two hundred runs are no burden."""
+"""A report is one safe page; Markdown, JSON, and CSV contain the same results; two hundred runs are supported."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def parse_page(page: str) -> Reader:
     return reader
 
 
-def test_a_run_named_like_a_script_is_only_text(hostile: tuple[Report, str]) -> None:
+def test_a_run_name_with_html_is_escaped(hostile: tuple[Report, str]) -> None:
     page = hostile[1]
     assert "<script" not in page.lower()
     assert "&lt;script&gt;" in page
@@ -88,7 +88,7 @@ def test_a_run_named_like_a_script_is_only_text(hostile: tuple[Report, str]) -> 
     assert not re.search(r"\son\w+=", re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL))
 
 
-def test_a_page_loads_nothing_and_its_anchors_lead_somewhere(hostile: tuple[Report, str]) -> None:
+def test_a_page_loads_no_external_resources_and_its_anchors_exist(hostile: tuple[Report, str]) -> None:
     page = hostile[1]
     found = parse_page(page)
     assert [each for each in found.loads if not each.startswith(("#", "data:image/png;base64,"))] == []
@@ -100,7 +100,7 @@ def test_a_page_loads_nothing_and_its_anchors_lead_somewhere(hostile: tuple[Repo
     assert page.count("<figure>") == page.count('role="img" aria-label="') == len(list(hostile[0].figures()))
 
 
-def test_a_page_is_for_light_and_dark_and_print_and_phones(hostile: tuple[Report, str]) -> None:
+def test_a_page_supports_dark_mode_print_and_narrow_screens(hostile: tuple[Report, str]) -> None:
     wanted = ("prefers-color-scheme: dark", "@media print", "width=device-width", "overflow-x: auto", "currentColor")
     assert [words for words in wanted if words not in hostile[1]] == []
     assert "#222222;" not in hostile[1].partition("</style>")[2]  # a fixed dark color would be unreadable in dark mode
@@ -118,7 +118,7 @@ def test_markdown_keeps_hostile_names_in_their_cells(hostile: tuple[Report, str]
     assert "![" not in to_markdown(hostile[0])
 
 
-def test_csv_and_json_carry_every_number(hostile: tuple[Report, str]) -> None:
+def test_csv_and_json_contain_every_result(hostile: tuple[Report, str]) -> None:
     report = hostile[0]
     rows = list(csv.DictReader(StringIO(to_csv(report))))
     assert len(rows) == len(report.results)
@@ -248,7 +248,9 @@ def test_the_summary_of_several_conditions_names_the_best() -> None:
         (Estimate(0.2, math.nan), False, "0.2"),
     ],
 )
-def test_a_number_is_shown_to_as_many_places_as_its_error_is_worth(value: Estimate, percent: bool, text: str) -> None:
+def test_values_have_as_many_digits_as_their_standard_error_justifies(
+    value: Estimate, percent: bool, text: str
+) -> None:
     assert format_with_stderr(value, percent) == text
     assert format_range([math.nan]) == "NaN"
 
@@ -256,7 +258,7 @@ def test_a_number_is_shown_to_as_many_places_as_its_error_is_worth(value: Estima
 # Tables.
 
 
-def test_the_best_of_a_column_is_marked_and_means_have_their_error() -> None:
+def test_the_best_value_of_a_column_is_marked_and_means_have_standard_errors() -> None:
     found = [
         synthetic.result_row(
             "nll", MEAN_PROBABILITY, value, higher_is_better=False, condition={"a": name}, repetition=repetition
@@ -273,7 +275,7 @@ def test_the_best_of_a_column_is_marked_and_means_have_their_error() -> None:
     assert not any(cell.is_best for row in tables.metric_tables(same)[0].rows for cell in row)
 
 
-def test_tables_are_by_group_of_metrics() -> None:
+def test_each_group_of_metrics_has_a_table() -> None:
     found = synthetic.one_run()
     assert [table.title for table in tables.metric_tables(found)] == [
         "Performance", "Uncertainty", "Diversity", "Sharpness", "Training cost",
@@ -285,7 +287,7 @@ def test_tables_are_by_group_of_metrics() -> None:
     assert "ood" not in to_markdown(Report("", "", "", (), (), ()))
 
 
-def test_severities_by_kind_for_one_and_by_condition_for_several() -> None:
+def test_corruption_tables_have_a_row_per_kind_for_one_run_and_per_condition_for_several() -> None:
     (one,) = tables.corruption_tables(synthetic.one_run())
     assert (one.header, [row[0] for row in one.text_rows()]) == (["", "severity 1", "severity 5"], ["fog", "snow"])
     (several,) = tables.corruption_tables(synthetic.study(synthetic.grid(3)))
@@ -305,7 +307,7 @@ def test_ood_tables_mark_the_best_score() -> None:
     assert tables.ood_tables(synthetic.study(synthetic.grid(2), 1))[0].rows[0][0].text.endswith(": mnist (far)")
 
 
-def test_differences_from_the_baseline_keep_their_names_and_wide_tables_are_split() -> None:
+def test_tables_of_differences_from_the_baseline_are_split_if_wide() -> None:
     found = synthetic.study(synthetic.grid(4, "SAM"))
     split_tables = tables.differences(found, {"rho": 0.0})
     assert split_tables[0].title == "Difference from rho=0.0"

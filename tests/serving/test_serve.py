@@ -160,7 +160,7 @@ def test_encoded_images_are_an_input_of_the_protocol(
     assert json.loads(body)["outputs"][0]["data"] == expected
 
 
-def test_metadata_health_metrics_and_page(server: RunningServer) -> None:
+def test_the_server_offers_metadata_health_metrics_and_a_page(server: RunningServer) -> None:
     for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/digits/ready"):
         assert ask(server.url, path)[0] == 200
     model = json.loads(ask(server.url, "/v2/models/digits")[2])
@@ -266,7 +266,9 @@ def test_random_bytes_never_end_the_server_or_show_a_traceback(server: RunningSe
     assert "Traceback" not in server.log.read_text()
 
 
-def test_limits_a_key_and_logs_without_inputs(bundle: Path, tmp_path: Path, images: np.ndarray[Any, Any]) -> None:
+def test_size_limits_and_the_api_key_are_enforced_and_logs_contain_no_inputs(
+    bundle: Path, tmp_path: Path, images: np.ndarray[Any, Any]
+) -> None:
     options = ("--max-bytes", 4000, "--max-rows", 3, "--log-requests", "--name", "m")
     older = Path(shutil.copytree(bundle, tmp_path / "older"))
     (older / "manifest.json").write_bytes(replace(Bundle.open(older).manifest, plateaux="0.0.1").to_bytes())
@@ -457,7 +459,7 @@ def test_a_killed_worker_is_replaced_while_others_answer(bundle: Path, tmp_path:
     assert log.count('"endpoint": "infer"') >= 20
 
 
-def test_the_command_refuses_what_it_cannot_serve(bundle: Path, tmp_path: Path) -> None:
+def test_the_command_rejects_invalid_options(bundle: Path, tmp_path: Path) -> None:
     code, _, message = call("serve", str(tmp_path))
     assert (code, "is not a bundle" in message) == (4, True)
     run = bundle.parent / "run"

@@ -51,7 +51,7 @@ def flip(file: Path, position: float) -> None:
     file.write_bytes(content)
 
 
-def test_digests_are_those_of_hashlib() -> None:
+def test_digests_equal_hashlib() -> None:
     small, large = b"abc", bytes(range(256)) * 5000
     assert digests.digest_bytes(small) == f"sha256:3:{hashlib.sha256(small).hexdigest()}"
     expected = f"blake2b:{len(large)}:{hashlib.blake2b(large, digest_size=32).hexdigest()}"
@@ -70,7 +70,7 @@ def test_progress_names_the_digest_of_every_object_of_a_member(run: Path) -> Non
 
 
 @pytest.mark.parametrize("position", [0.01, 0.5, 0.99])
-def test_one_bit_in_the_weights_is_noticed(run: Path, position: float) -> None:
+def test_a_flipped_bit_in_the_weights_is_detected(run: Path, position: float) -> None:
     flip(run / "members/1/weights.safetensors", position)
     shutil.rmtree(run / "predictions")
     with pytest.raises(StorageError, match=r"weights\.safetensors is damaged.*delete members/1 and run the same"):
@@ -80,7 +80,7 @@ def test_one_bit_in_the_weights_is_noticed(run: Path, position: float) -> None:
 
 
 @pytest.mark.parametrize("position", [0.1, 0.5, 0.9])
-def test_one_bit_in_a_checkpoint_is_noticed(tmp_path: Path, position: float) -> None:
+def test_a_flipped_bit_in_a_checkpoint_is_detected(tmp_path: Path, position: float) -> None:
     recipe, root = Recipe.from_dict(RECIPE), tmp_path / "run"
 
     def interrupt(event: object) -> None:
@@ -95,14 +95,14 @@ def test_one_bit_in_a_checkpoint_is_noticed(tmp_path: Path, position: float) -> 
         train(recipe, root)
 
 
-def test_weights_of_another_member_are_noticed(run: Path) -> None:
+def test_weights_of_another_member_are_detected(run: Path) -> None:
     shutil.copy(run / "members/0/weights.safetensors", run / "members/1/weights.safetensors")
     with pytest.raises(StorageError, match="does not match its digest"):
         load(run)
 
 
 @pytest.mark.parametrize("position", [0.1, 0.5, 0.99])
-def test_damaged_cached_logits_are_noticed_and_computed_again_once_deleted(run: Path, position: float) -> None:
+def test_damaged_cached_logits_are_detected_and_computed_again_once_deleted(run: Path, position: float) -> None:
     before = evaluate(run, metrics="nll")["nll"].value
     logits = sorted(run.glob("predictions/*/*-logits.safetensors"))[0]
     flip(logits, position)
@@ -112,7 +112,7 @@ def test_damaged_cached_logits_are_noticed_and_computed_again_once_deleted(run: 
     assert evaluate(run, metrics="nll")["nll"].value == before
 
 
-def test_cached_logits_under_another_name_are_noticed(run: Path) -> None:
+def test_cached_logits_under_another_name_are_detected(run: Path) -> None:
     evaluate(run, metrics="nll")
     for folder in run.glob("predictions/*"):
         first, second = sorted(folder.glob("*-logits.safetensors"))
@@ -121,7 +121,7 @@ def test_cached_logits_under_another_name_are_noticed(run: Path) -> None:
         evaluate(run, metrics="nll")
 
 
-def test_a_deleted_calibration_is_not_taken_for_an_uncalibrated_run(run: Path) -> None:
+def test_a_deleted_calibration_is_an_error(run: Path) -> None:
     assert predict(run).to_records()[0]["abstain"] is not None
     (run / "calibration.json").unlink()
     with pytest.raises(StorageError, match=r"was calibrated, but calibration\.json is missing"):
@@ -130,14 +130,14 @@ def test_a_deleted_calibration_is_not_taken_for_an_uncalibrated_run(run: Path) -
     assert predict(run).to_records()[0]["abstain"] is not None
 
 
-def test_a_changed_number_in_a_json_file_is_noticed(run: Path) -> None:
+def test_a_changed_number_in_a_json_file_is_detected(run: Path) -> None:
     file = run / "members/0/progress.json"
     file.write_text(file.read_text().replace('"epoch": 2', '"epoch": 1'))
     with pytest.raises(StorageError, match=r"progress\.json is damaged: its content does not match its digest"):
         Run.open(run).progress(0)
 
 
-def test_a_changed_recipe_file_is_noticed(run: Path) -> None:
+def test_a_changed_recipe_file_is_detected(run: Path) -> None:
     file = run / "recipe.toml"
     file.write_text(file.read_text() + "\n")
     with pytest.raises(StorageError, match=r"recipe\.toml is damaged: it has"):
@@ -154,7 +154,7 @@ def test_tensor_files_stay_readable_by_other_programs(run: Path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs.keys() | ours.keys())
 
 
-def test_an_array_carries_its_digest(tmp_path: Path) -> None:
+def test_an_array_file_contains_its_digest(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     with store.array_writer("a.safetensors", np.float32, 1000, {"key": "value"}) as write:
         write(np.arange(1000, dtype=np.float32))

@@ -428,6 +428,7 @@ def build_share(folder: str) -> tuple[int, list[str]]:
     return made, np.asarray(x).round(4).tolist()
 
 
+@pytest.mark.process
 def test_processes_of_a_mesh_share_the_build(tmp_path: Path) -> None:
     (one, first), (two, second) = mesh(2).run("tests.storage.test_feature_cache:build_share", str(tmp_path / "mesh"))
     assert (one, two) == (32, 18)  # shards 0 and 2, 1 and 3
@@ -436,6 +437,7 @@ def test_processes_of_a_mesh_share_the_build(tmp_path: Path) -> None:
     assert content(tmp_path / "mesh") == content(tmp_path / "alone")
 
 
+@pytest.mark.process
 def test_joint_training_on_cached_features_is_the_same_on_a_mesh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

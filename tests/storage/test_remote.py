@@ -322,7 +322,7 @@ def test_a_failed_renewal_is_repeated(store: Store, monkeypatch: pytest.MonkeyPa
     assert refused == ["m/.lease"]
 
 
-def test_a_lease_written_by_a_request_without_response_is_ours(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_written_by_a_request_without_response_is_held(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(store, RemoteStore)
     create = store._fs.create
     monkeypatch.setattr(store._fs, "create", lambda *a: create(*a) and False)

@@ -59,7 +59,9 @@ def results(*rows: tuple[float, float]) -> list[dict[str, Any]]:
         ([(2.0, 5)], "0"),
     ],
 )
-def test_the_fastest_within_two_percent_of_the_first_is_taken(rows: list[tuple[float, float]], best: str) -> None:
+def test_the_fastest_setting_with_a_loss_within_two_percent_of_the_first_is_selected(
+    rows: list[tuple[float, float]], best: str
+) -> None:
     assert fastest(results(*rows))["precision"] == best
 
 
@@ -91,7 +93,7 @@ def test_the_compared_loss_is_the_training_loss(tmp_path: Path) -> None:
     assert tuned["tried"][0]["loss"] == pytest.approx(first["loss"], rel=1e-6)
 
 
-def test_without_auto_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_auto_no_settings_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autotune_module, "_measure", lambda *_: pytest.fail("nothing is auto"))
     assert (
         autotune(Experiment(recipe("train.precision=bf16", "train.memory_format=contiguous"), CASES), lambda _: None)

@@ -81,12 +81,12 @@ def test_batchnorm_statistics_are_recomputed_like_in_torch(tmp_path: Path, monke
     run, history = record_weights(row, tmp_path / "run", monkeypatch)
     data = build_data(row, GIVEN)
     module: nn.Module = build_member(row, data, 0, GIVEN)
-    twin = AveragedModel(module, use_buffers=False)
+    averaged = AveragedModel(module, use_buffers=False)
     for tree in history[1:]:
         module.load_state_dict(tree)
-        twin.update_parameters(module)
-    update_bn(bn_update_batches(row, data, CPU), twin)
-    weights_in_file, truth = run.weights(0), twin.module.state_dict()
+        averaged.update_parameters(module)
+    update_bn(bn_update_batches(row, data, CPU), averaged)
+    weights_in_file, truth = run.weights(0), averaged.module.state_dict()
     assert any("running_var" in name for name in weights_in_file)
     for name, tensor in weights_in_file.items():
         torch.testing.assert_close(tensor, truth[name], rtol=1e-5, atol=1e-6)

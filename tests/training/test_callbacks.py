@@ -106,7 +106,9 @@ def test_an_exception_of_a_callback_stops_training_and_is_named(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("given", "name"), [(Failing, "the class Failing"), (print, "a builtin_function_or_method")])
-def test_what_is_not_a_callback_is_rejected_before_anything_is_written(given: Any, name: str, tmp_path: Path) -> None:
+def test_an_object_without_callback_methods_is_rejected_before_anything_is_written(
+    given: Any, name: str, tmp_path: Path
+) -> None:
     with pytest.raises(RecipeError, match=f"callbacks= contains {name}. Expected: objects"):
         plateaux.train(Recipe.parse(TEXT), tmp_path / "run", callbacks=[given])
     assert not (tmp_path / "run").exists()

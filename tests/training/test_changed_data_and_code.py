@@ -169,7 +169,7 @@ def load(file: Path, text: str) -> Any:
     return module.build
 
 
-def test_comments_and_formatting_are_no_change_of_the_source(tmp_path: Path) -> None:
+def test_comments_and_formatting_do_not_change_the_source(tmp_path: Path) -> None:
     text = "from torch import nn\ndef build():\n    return nn.Linear(2, {})\n"
     first = source_hash(load(tmp_path / "a.py", text.format("3")), [nn.Linear(2, 3)])
     same = source_hash(load(tmp_path / "b.py", "# more\n\n" + text.format("  3") + "    # end\n"), [nn.Linear(2, 3)])

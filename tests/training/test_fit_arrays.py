@@ -208,7 +208,7 @@ def test_a_run_folder_is_resumed_in_place(tmp_path: Path) -> None:
     assert "leave out --out" in output
 
 
-def test_data_that_were_exchanged_are_refused(tmp_path: Path) -> None:
+def test_replaced_data_are_refused(tmp_path: Path) -> None:
     run, other = fit(tmp_path / "run"), plateaux.from_arrays(*blobs(150))
     plateaux.train(run.recipe, tmp_path / "other", data=other)
     (tmp_path / "other" / "data.safetensors").rename(tmp_path / "run" / "data.safetensors")

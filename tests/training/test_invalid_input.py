@@ -247,7 +247,7 @@ def test_a_buffer_that_is_not_saved_may_be_replaced(tmp_path: Path) -> None:
     assert train(tmp_path, model=lambda: Counting(persistent=False)).progress(0).finished
 
 
-def test_what_was_found_is_stored_in_the_run(tmp_path: Path) -> None:
+def test_the_summary_of_the_inputs_is_stored_in_the_run(tmp_path: Path) -> None:
     run = train(tmp_path, lambda: tensors(y=Y.to(torch.uint8)))
     stored = run.store.get_json("run.json")["inputs"]
     low, high = float(X.min()), float(X.max())
@@ -263,7 +263,7 @@ def test_what_was_found_is_stored_in_the_run(tmp_path: Path) -> None:
         Run.open(tmp_path)
 
 
-def test_of_a_large_data_set_a_fixed_sample_is_checked() -> None:
+def test_only_a_fixed_sample_of_a_large_data_set_is_checked() -> None:
     from plateaux.data.checks import check_data
 
     class Large:

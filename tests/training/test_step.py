@@ -26,7 +26,7 @@ from plateaux.optim.losses import cross_entropy
 from plateaux.training.state import GradScaler, StepOptions, TrainState
 from plateaux.training.step import step
 from plateaux.training.train import train
-from tests.optim.test_sam import gradient_of, numpied
+from tests.optim.test_sam import gradient_of, to_numpy
 
 LOSS = cross_entropy()
 PLAIN = Method(Objective(LOSS))
@@ -122,18 +122,18 @@ def from_start(name: str, net: str, *, precision: str) -> TensorTree:
 
 @pytest.mark.parametrize("net", ["mlp", "conv"])
 def test_sam_under_bf16_is_not_plain_descent(net: str) -> None:
-    climbed, fell = from_start("sam", net, precision="bf16"), from_start("plain", net, precision="bf16")
+    with_sam, without_sam = from_start("sam", net, precision="bf16"), from_start("plain", net, precision="bf16")
     truth = from_start("sam", net, precision="fp32")
-    wrong = sum(float((fell[key] - truth[key]).square().sum()) for key in truth)
-    rest = sum(float((climbed[key] - truth[key]).square().sum()) for key in truth)
+    wrong = sum(float((without_sam[key] - truth[key]).square().sum()) for key in truth)
+    rest = sum(float((with_sam[key] - truth[key]).square().sum()) for key in truth)
     assert rest < 0.05 * wrong
 
 
 def test_one_autocast_context_for_both_passes_would_make_sam_plain_descent() -> None:
-    # The trap itself: inside one context the second pass uses the cached copies of the weights that were perturbed.
+    # Inside one context the second pass uses the cached copies of the weights that were perturbed.
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        climbed, fell = from_start("sam", "mlp", precision="bf16"), from_start("plain", "mlp", precision="bf16")
-    assert all(torch.equal(climbed[key], fell[key]) for key in fell)
+        with_sam, without_sam = from_start("sam", "mlp", precision="bf16"), from_start("plain", "mlp", precision="bf16")
+    assert all(torch.equal(with_sam[key], without_sam[key]) for key in without_sam)
 
 
 def test_every_forward_pass_opens_its_own_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_an_overflow_skips_the_step_and_halves_the_scale(name: str, clip: float 
     assert (scaler.scale, scaler.steps_since_overflow) == (2.0**39, 0)
 
 
-def test_training_under_fp16_finds_its_factor_and_goes_on() -> None:
+def test_training_under_fp16_reduces_the_scale_until_it_fits_and_continues() -> None:
     own = corner("mlp", dtype=torch.float32)
     scaler = GradScaler(scale=2.0**24)
     member = make_state(own.module, FAMILY["sam"], scaler=scaler)
@@ -190,7 +190,7 @@ def test_training_under_fp16_finds_its_factor_and_goes_on() -> None:
     assert any(not torch.equal(value, start[key]) for key, value in own.module.state_dict().items())
 
 
-def test_a_long_calm_doubles_the_factor() -> None:
+def test_the_scale_doubles_after_enough_steps_without_overflow() -> None:
     scaler = GradScaler(scale=8.0, growth_interval=3)
     for _ in range(3):
         scaler.update(True)
@@ -292,7 +292,7 @@ def test_every_member_has_its_own_dropout_masks() -> None:
 
 
 @pytest.mark.parametrize(("method", "accumulate"), [(PLAIN, 2), (sam(LOSS, m=8), 1)], ids=["accumulation", "groups"])
-def test_every_part_of_a_batch_has_its_own_dropout_masks(method: Method, accumulate: int) -> None:
+def test_every_micro_batch_has_its_own_dropout_masks(method: Method, accumulate: int) -> None:
     module = RecordingDropout()
     steps(make_state(module, method), [batch_of()], gradient_accumulation_steps=accumulate)
     masks = {mask.numpy().tobytes() for mask in module.masks}
@@ -346,7 +346,9 @@ def test_pruned_weights_do_not_count_in_the_perturbation_norm() -> None:
         weight = torch.from_numpy(w["weight"]).requires_grad_()
         return {"weight": torch.autograd.grad(F.cross_entropy(x @ (weight * mask).T, batch.y), weight)[0].numpy()}
 
-    truth = reference.climb({"weight": before.numpy()}, gradient, lambda w, g: reference.sam_epsilon(w, g, 0.5))
+    truth = reference.perturbed_gradient(
+        {"weight": before.numpy()}, gradient, lambda w, g: reference.sam_epsilon(w, g, 0.5)
+    )
     steps(make_state(module, sam(LOSS, rho=0.5), lr=1.0, masks={"weight": mask.bool()}), [batch])
     torch.testing.assert_close(before - module.weight.detach(), torch.from_numpy(truth["weight"]))
 
@@ -363,13 +365,14 @@ def shared_step(perturbation: str, m: int | None, size: int) -> reference.Arrays
     part = own.batch.take(executor.shard(size))
     member = make_state(own.module, sam(LOSS, rho=0.3, m=m, perturbation=perturbation))  # type: ignore[arg-type]
     step(executor, [member], [part], StepOptions(), share=len(part) / size)
-    return numpied(own.module)
+    return to_numpy(own.module)
 
 
 def after(own: Corner, direction: reference.Arrays) -> reference.Arrays:
-    return reference.Descent(0.1).step(numpied(own.module), direction)
+    return reference.Descent(0.1).step(to_numpy(own.module), direction)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("size", [8, 7])
 @pytest.mark.parametrize("kind", ["global", "per_worker", "groups"])
 def test_data_parallel_perturbations_equal_the_reference(kind: str, size: int) -> None:
@@ -384,7 +387,7 @@ def test_data_parallel_perturbations_equal_the_reference(kind: str, size: int) -
     for name, parts in cuts.items():
         gradients = [gradient_of(own.module, own.batch.take(cut)) for cut in parts]
         shares = [(cut.stop - cut.start) / size for cut in parts]
-        truths[name] = after(own, reference.in_groups(numpied(own.module), gradients, shares, 0.3))
+        truths[name] = after(own, reference.in_groups(to_numpy(own.module), gradients, shares, 0.3))
     perturbation, m = ("global", 2) if kind == "groups" else (kind, None)
     for result in mesh(2).run("tests.training.test_step:shared_step", perturbation, m, size):
         gaps = {name: max(abs(result[key] - truth[key]).max() for key in result) for name, truth in truths.items()}
@@ -411,6 +414,7 @@ def groups_with_synced_norms() -> str:
     return ""
 
 
+@pytest.mark.process
 def test_groups_with_synchronized_batchnorm_are_rejected() -> None:
     for message in mesh(2).run("tests.training.test_step:groups_with_synced_norms"):
         assert "executor.sync_batchnorm = false" in message
@@ -425,6 +429,7 @@ def dropout_mask_of_this_process() -> Tensor:
     return module.masks[0]
 
 
+@pytest.mark.process
 def test_processes_that_share_a_batch_have_their_own_dropout_masks() -> None:
     first, second = mesh(2).run("tests.training.test_step:dropout_mask_of_this_process")
     assert not torch.equal(first, second)

@@ -121,7 +121,7 @@ def test_on_a_mesh_every_member_is_logged_once(tmp_path: Path, recorded: Path, r
     assert len({call["pid"] for call in started if call["member"] is not None}) == 2 // replicas
 
 
-def test_members_belong_to_the_ensemble_and_know_their_recipe(tmp_path: Path, recorded: Path) -> None:
+def test_tracked_members_have_the_ensemble_as_parent_and_their_recipe_as_config(tmp_path: Path, recorded: Path) -> None:
     run = train(recipe("Recorder", changes=["run.group=seeds"]), tmp_path / "run")
     started = {call["member"]: call for call in read(recorded) if "start" in call}
     assert list(started) == [None, 0, 1]
@@ -206,7 +206,7 @@ def test_trackers_that_fail_do_not_change_training_and_are_reported_once(
         assert "lacks the numbers of 6 epochs of members" in lost
 
 
-def test_a_tracker_that_works_again_gets_what_it_has_missed_in_order(
+def test_a_tracker_that_works_again_gets_the_missed_epochs_in_order(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, recorded: Path
 ) -> None:
     assert logged(train(recipe("Unready"), tmp_path / "run")) == sent(recorded)
@@ -216,7 +216,7 @@ def test_a_tracker_that_works_again_gets_what_it_has_missed_in_order(
     assert "'toy_trackers:Unready' failed: ConnectionError: not yet" in text
 
 
-def test_training_leaves_a_hanging_tracker_behind_and_the_next_one_sends_the_rest(
+def test_training_does_not_wait_for_a_hanging_tracker_and_the_next_run_sends_the_rest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, recorded: Path
 ) -> None:
     monkeypatch.setattr(trackers, "CLOSE_SECONDS", 2.0)
@@ -305,7 +305,7 @@ def stop(event: ProgressEvent) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_stopped_run_and_a_failed_run_say_so(tmp_path: Path, recorded: Path) -> None:
+def test_trackers_get_the_status_of_stopped_and_failed_runs(tmp_path: Path, recorded: Path) -> None:
     with pytest.raises(Interrupted):
         train(recipe("Recorder"), tmp_path / "stopped", progress=stop)
     assert {call["summary"]["status"] for call in read(recorded) if "summary" in call} == {"stopped"}

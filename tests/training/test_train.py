@@ -129,7 +129,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     assert [again.log(n) for n in range(2)] == [full.log(n) for n in range(2)]
 
 
-def test_the_message_of_a_stop_says_where_and_how_to_resume(tmp_path: Path) -> None:
+def test_the_message_of_a_stop_states_the_epoch_and_how_to_resume(tmp_path: Path) -> None:
     with pytest.raises(
         Interrupted, match=r"Stopped at epoch 2, step 0, with a checkpoint\. Run the same command again to"
     ):

@@ -108,7 +108,7 @@ def test_early_stopping_ends_a_member_and_stores_the_reason(tmp_path: Path) -> N
     assert train(what, tmp_path).all_progress() == [frozen, improving]
 
 
-def test_validation_every_few_epochs(tmp_path: Path) -> None:
+def test_validation_can_run_every_few_epochs(tmp_path: Path) -> None:
     run = train(recipe("data.validation_split=16", "train.validate_every=2", "train.epochs=5"), tmp_path)
     assert [line["epoch"] for line in run.log(0) if "validation nll" in line] == [2, 4]
 

@@ -1,4 +1,4 @@
-"""Intervals are honest: they cover as often as they promise, and agree with other libraries and closed forms."""
+"""Intervals have nominal coverage and agree with other libraries and closed forms."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_one_repetition_has_no_interval() -> None:
     assert math.isnan(t_interval([]).value)
 
 
-def test_nan_is_left_out() -> None:
+def test_nan_is_omitted() -> None:
     assert t_interval([1.0, float("nan"), 3.0]) == t_interval([1.0, 3.0])
 
 
@@ -97,7 +97,7 @@ def test_paired_numbers_need_equal_counts() -> None:
 
 
 @pytest.mark.parametrize(("shift", "excludes"), [(0.0, False), (1.0, True), (-1.0, True)])
-def test_an_interval_says_whether_it_excludes_zero(shift: float, excludes: bool) -> None:
+def test_excludes_zero_is_true_only_if_zero_is_outside_the_interval(shift: float, excludes: bool) -> None:
     assert paired_t_interval([shift + 0.1, shift - 0.1, shift], [0, 0, 0]).excludes_zero is excludes
 
 
@@ -117,7 +117,7 @@ def test_the_slope_and_its_interval_equal_scipy() -> None:
     assert (found.value, found.low, found.high) == pytest.approx(expected)
 
 
-def test_points_that_have_no_logarithm_are_left_out() -> None:
+def test_points_without_a_logarithm_are_omitted() -> None:
     assert slope([0, 1, 2, 4], [9, 1, 2, 4]) == slope([1, 2, 4], [1, 2, 4])
     assert slope([0, 1, 2], [1, 3, 5], log=False).value == pytest.approx(2)
 
@@ -171,7 +171,7 @@ def test_a_cost_curve_is_interpolated_and_not_extrapolated() -> None:
     assert math.isnan(at_cost(mine, 50, "passes"))
 
 
-def test_what_is_better_at_equal_epochs_may_be_worse_at_equal_passes() -> None:
+def test_a_method_better_at_equal_epochs_may_be_worse_at_equal_passes() -> None:
     flat = [course((10, 0.60 + e), (20, 0.70 + e), passes=2, seconds=1.8) for e in (0.0, 0.01)]
     plain = [course((10, 0.55 + e), (20, 0.66 + e), (40, 0.74 + e)) for e in (0.0, 0.012)]
     cost, found = at_equal_cost(flat, plain, "epochs")
@@ -185,7 +185,7 @@ def test_what_is_better_at_equal_epochs_may_be_worse_at_equal_passes() -> None:
     assert found.over == "paired repetitions"
 
 
-def test_single_points_are_compared_where_they_cost_the_same_and_not_elsewhere() -> None:
+def test_single_points_are_compared_only_at_equal_cost() -> None:
     flat, plain = [course((20, 0.7), passes=2)], [course((20, 0.66))]
     assert at_equal_cost(flat, plain, "epochs")[1].value == pytest.approx(0.04)
     assert math.isnan(at_equal_cost(flat, plain, "passes")[1].value)

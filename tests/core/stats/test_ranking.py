@@ -1,4 +1,4 @@
-"""AUROC, AUPR and FPR at 95 % TPR against scikit-learn, slow twins and the bootstrap; edge scores included."""
+"""AUROC, AUPR and FPR at 95 % TPR against scikit-learn, slow references, and the bootstrap; with edge cases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scores(
     return (np.round(low), np.round(high)) if ties else (low, high)
 
 
-def labelled(inside: Scores, outside: Scores) -> tuple[NDArray[Any], Scores]:
+def labeled(inside: Scores, outside: Scores) -> tuple[NDArray[Any], Scores]:
     return np.repeat([0, 1], [len(inside), len(outside)]), np.concatenate([inside, outside])
 
 
@@ -54,7 +54,7 @@ SIZES = [(1, 1), (1, 7), (7, 1), (40, 60), (300, 17)]
 @pytest.mark.parametrize(("inside", "outside"), SIZES)
 def test_areas_equal_scikit_learn(inside: int, outside: int, ties: bool) -> None:
     low, high = scores(inside, outside, ties=ties)
-    y, both = labelled(low, high)
+    y, both = labeled(low, high)
     assert auroc(low, high).value == pytest.approx(roc_auc_score(y, both), abs=1e-14)
     assert auroc(low, high).value == pytest.approx(slow_auroc(low, high), abs=1e-14)
     assert aupr(low, high, "outside").value == pytest.approx(average_precision_score(y, both), abs=1e-14)
@@ -68,7 +68,7 @@ def test_the_false_positive_rate_is_the_lowest_on_scikit_learns_curve(
     inside: int, outside: int, ties: bool, tpr: float
 ) -> None:
     low, high = scores(inside, outside, ties=ties)
-    false, true, _ = roc_curve(*labelled(low, high), drop_intermediate=False)
+    false, true, _ = roc_curve(*labeled(low, high), drop_intermediate=False)
     found = fpr_at_tpr(low, high, tpr).value
     assert found == pytest.approx(false[true >= tpr].min(), abs=1e-14)
     assert found == pytest.approx(slow_fpr(low, high, tpr), abs=1e-14)
@@ -85,14 +85,14 @@ def test_small_examples_computed_by_hand() -> None:
     assert fpr_at_tpr(inside, outside).stderr == pytest.approx(math.sqrt(1 / 3 * 2 / 3 / 3))
 
 
-def test_true_positives_are_outside_samples_and_false_ones_inside() -> None:
+def test_out_of_distribution_samples_are_the_positive_class() -> None:
     # One inside sample of four scores high: it is a false positive. The other reading of FPR95 would be 1.
     inside, outside = np.array([0.0, 0.0, 0.0, 9.0]), np.array([5.0, 5.0])
     assert fpr_at_tpr(inside, outside) == Estimate(0.25, math.sqrt(0.25 * 0.75 / 4))
     assert fpr_at_tpr(-outside, -inside).value == 1.0
 
 
-def test_ninety_five_percent_of_twenty_is_nineteen() -> None:
+def test_the_number_of_required_true_positives_has_no_rounding_error() -> None:
     inside, outside = np.arange(20) + 0.5, np.arange(20.0)
     assert fpr_at_tpr(inside, outside, 0.95).value == 19 / 20
     for count in range(1, 200):  # whatever floats make of 0.95 n or 0.07 n
@@ -120,7 +120,7 @@ def test_identical_sets_give_exactly_one_half(ties: bool) -> None:
 
 
 def test_shuffled_labels_give_one_half_within_error() -> None:
-    _, both = labelled(*scores(400, 300, shift=3.0))
+    _, both = labeled(*scores(400, 300, shift=3.0))
     off = []
     for seed in range(200):
         mixed = np.random.default_rng(seed).permutation(both)
@@ -132,7 +132,7 @@ def test_shuffled_labels_give_one_half_within_error() -> None:
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_delongs_error_is_that_of_its_definition(ties: bool) -> None:
+def test_the_delong_standard_error_equals_its_definition(ties: bool) -> None:
     low, high = scores(23, 31, ties=ties)
     assert auroc(low, high).stderr == pytest.approx(slow_delong(low, high), rel=1e-12)
 
@@ -184,7 +184,7 @@ def test_separated_sets_are_perfectly_distinguished() -> None:
     assert auroc(high, low).value == 0.0
 
 
-def test_infinities_have_their_rank() -> None:
+def test_infinite_scores_are_ranked() -> None:
     low, high = np.array([-INF, 0.0, INF]), np.array([-INF, INF, INF])
     finite = np.array([-9.0, 0.0, 9.0]), np.array([-9.0, 9.0, 9.0])
     for measure in (auroc, aupr, fpr_at_tpr):
@@ -194,7 +194,7 @@ def test_infinities_have_their_rank() -> None:
 
 def test_half_precision_scores_keep_their_ties() -> None:
     low, high = (part.astype(np.float16) for part in scores(60, 50))
-    y, both = labelled(low, high)
+    y, both = labeled(low, high)
     assert auroc(low, high).value == pytest.approx(roc_auc_score(y, both), abs=1e-14)
 
 
@@ -228,7 +228,7 @@ def test_invalid_arguments_are_refused() -> None:
 @settings(max_examples=60)
 def test_swapping_the_sets_mirrors_the_area(inside: list[int], outside: list[int]) -> None:
     low, high = np.array(inside, float), np.array(outside, float)
-    y, both = labelled(low, high)
+    y, both = labeled(low, high)
     found, mirrored = auroc(low, high), auroc(high, low)
     assert found.value + mirrored.value == pytest.approx(1.0, abs=1e-15)
     assert found.stderr == mirrored.stderr or found.stderr == pytest.approx(mirrored.stderr, rel=1e-9)

@@ -149,7 +149,7 @@ def test_a_mesh_without_processes_names_torchrun(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("total", "ranks"), [(5, 2), (3, 4), (8, 4), (0, 3), (7, 7)])
-def test_blocks_cover_everything_once_and_evenly(total: int, ranks: int) -> None:
+def test_blocks_cover_all_members_once_and_evenly(total: int, ranks: int) -> None:
     blocks = [meshes._block(total, rank, ranks) for rank in range(ranks)]
     assert [i for block in blocks for i in block] == list(range(total))
     assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
@@ -199,7 +199,7 @@ def operations_here() -> dict[str, Any]:
     }
 
 
-def test_the_operations_of_a_mesh() -> None:
+def test_a_mesh_assigns_members_and_samples_and_reduces_over_processes() -> None:
     found = mesh(4).run("tests.distributed.executors.test_executors:operations_here")
     assert [each["rows"] for each in found] == [[0], [0], [1, 2], [1, 2]]
     assert [each["samples"] for each in found] == [[0, 1], [2, 3, 4]] * 2

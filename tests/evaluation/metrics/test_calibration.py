@@ -164,7 +164,7 @@ def test_reliability_bins_reproduce_ece() -> None:
         assert all(i / 10 <= c <= (i + 1) / 10 for i, c in zip(bins, confidence, strict=True))
 
 
-def test_reliability_by_hand() -> None:
+def test_reliability_of_a_small_example_equals_hand_computed_values() -> None:
     p = torch.tensor([[0.55, 0.45], [0.59, 0.41], [0.0, 1.0], [0.05, 0.95]], dtype=torch.float64)
     rows = evaluate("reliability", p.log()[None], torch.tensor([0, 1, 1, 1]), bins=10)
     assert list(rows) == [
@@ -222,7 +222,7 @@ def test_a_probability_that_rounds_above_one_is_one() -> None:
     assert (best.item(), pred.item()) == (0.0, 1)
 
 
-def test_bin_sums_by_hand() -> None:
+def test_bin_sums_of_a_small_example_equal_hand_computed_values() -> None:
     bin_index = torch.tensor([[0, 2, 2], [1, 1, 1]])
     sums = bin_sums(bin_index, [torch.ones(2, 3), torch.tensor([[1.0, 2, 3], [4, 5, 6]])], 3)
     assert sums[..., 0].tolist() == [[1, 0, 2], [0, 3, 0]]

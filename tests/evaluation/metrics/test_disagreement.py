@@ -62,7 +62,7 @@ def test_identical_members_never_disagree() -> None:
             assert value.value == 0.0, (name, row)
 
 
-def test_three_members_by_hand() -> None:
+def test_disagreement_of_three_members_equals_hand_computed_values() -> None:
     # Predictions 0 0 1 | 0 1 1 | 2 1 1, labels 0 0 1: the members make 0, 1 and 2 errors on 3 samples.
     preds = torch.tensor([[0, 0, 1], [0, 1, 1], [2, 1, 1]])
     logits = torch.nn.functional.one_hot(preds, 3).double()

@@ -65,7 +65,7 @@ def test_q_is_a_function_of_the_odds_ratio() -> None:
     assert value.stderr == pytest.approx(0.5 * (1 - value.value**2) * spread)
 
 
-def test_two_members_by_hand() -> None:
+def test_error_overlap_of_two_members_equals_hand_computed_values() -> None:
     logits, y = logits_from_correctness("1111100011", "1110110001")
     # both correct 5, only the first 2, only the second 1, neither 2
     assert evaluate(error_overlap(), logits, y)["members 0 and 1"].value == pytest.approx(2 / 5)
@@ -148,7 +148,7 @@ def test_standard_errors_agree_with_the_bootstrap(name: str, row: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["error_overlap", "q_statistic"])
-def test_the_mean_of_one_pair_is_that_pair_and_so_is_its_error(name: str) -> None:
+def test_the_mean_of_one_pair_equals_that_pair_with_its_standard_error(name: str) -> None:
     logits, y = logits_from_correctness(
         "1" * 20 + "0" * 9, "1" * 12 + "0" * 11 + "1" * 2 + "0" * 4
     )  # 12, 8, 2, 7 samples

@@ -108,7 +108,7 @@ def test_binary_f1_is_refused_for_other_numbers_of_classes() -> None:
         registry.metric.get("top5")(k=0)
 
 
-def test_by_hand() -> None:
+def test_metrics_of_a_small_example_equal_hand_computed_values() -> None:
     #           hits:   0  0  1  1  1  2; class 3 neither occurs nor is predicted, class 2 has one false positive
     logits, y = logits_from_predictions([0, 2, 1, 1, 0, 2], 4), torch.tensor([0, 0, 1, 1, 1, 2])
     recalls, f1s = [1 / 2, 2 / 3, 1], [1 / 2, 4 / 5, 2 / 3]

@@ -54,7 +54,7 @@ def test_the_decomposition_equals_the_reference(members: int, samples: int, clas
 @given(members=st.integers(1, 3), samples=st.integers(1, 40), classes=st.integers(1, 6), bins=st.integers(1, 30),
        seed=st.integers(0, 999), half=st.booleans())  # fmt: skip
 @settings(max_examples=30)
-def test_the_parts_add_up_to_the_brier_score(
+def test_the_terms_of_the_decomposition_sum_to_the_brier_score(
     members: int, samples: int, classes: int, bins: int, seed: int, half: bool
 ) -> None:
     logits, y = random_logits(members, samples, classes, seed=seed, scale=4)
@@ -144,7 +144,7 @@ def test_the_state_stays_small_with_many_classes() -> None:
     assert sum(tensor.nbytes for tensor in sums.values()) < 2e6
 
 
-def test_nll_and_brier_are_those_of_the_definition_in_nats() -> None:
+def test_nll_and_brier_equal_their_definitions_in_nats() -> None:
     logits, y = random_logits(2, 40, 5)
     for row, p in probabilities(logits).items():
         losses = -np.log(p[np.arange(40), y.numpy()])

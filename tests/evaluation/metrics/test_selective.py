@@ -51,7 +51,7 @@ def test_every_row_equals_the_reference(name: str, members: int, samples: int, c
         assert rows[row].value == pytest.approx(expected, rel=1e-9, abs=1e-14), row
 
 
-def test_by_hand() -> None:
+def test_metrics_of_a_small_example_equal_hand_computed_values() -> None:
     logits, y = logits_from_confidences([0.9, 0.6, 0.8, 0.7], [False, True, True, False])
     # risks of the first 1, 2, 3, 4: 0, 1/2, 1/3, 1/2; the best order has 0, 0, 1/3, 1/2
     assert evaluate("aurc", logits, y)["member 0"].value == pytest.approx(4 / 3 / 4)
@@ -62,7 +62,7 @@ def test_by_hand() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from([0.6, 0.7, 1.0]), st.booleans()), min_size=1, max_size=6))
 @settings(max_examples=25)
-def test_ties_count_as_the_mean_over_all_their_orders(pairs: list[tuple[float, bool]]) -> None:
+def test_the_result_with_ties_is_the_mean_over_all_orders_of_the_ties(pairs: list[tuple[float, bool]]) -> None:
     confidence, incorrect = [c for c, _ in pairs], [w for _, w in pairs]
     logits, y = logits_from_confidences(confidence, incorrect)
     orders = [o for o in permutations(range(len(pairs))) if all(
@@ -81,7 +81,7 @@ def test_ties_count_as_the_mean_over_all_their_orders(pairs: list[tuple[float, b
 
 @given(st.lists(st.tuples(st.sampled_from([0.6, 0.7, 0.8, 0.9, 1.0]), st.booleans()), min_size=2, max_size=8))
 @settings(max_examples=30)
-def test_the_jackknife_is_each_sample_left_out_in_turn(pairs: list[tuple[float, bool]]) -> None:
+def test_the_jackknife_leaves_out_one_sample_at_a_time(pairs: list[tuple[float, bool]]) -> None:
     logits, y = logits_from_confidences([c for c, _ in pairs], [w for _, w in pairs])
     count = len(pairs)
     for name in ("aurc", "e_aurc"):

@@ -270,7 +270,7 @@ def test_invalid_options_are_rejected(name: str, options: dict[str, Any], words:
         run_probe(name, mlp(), **options)
 
 
-def test_ordinal_numbers() -> None:
+def test_ordinal_numbers_have_english_suffixes() -> None:
     assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 22, 112)] == [
         *("1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "112th")
     ]

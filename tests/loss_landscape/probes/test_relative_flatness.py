@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference.fisher import relative_flatness as twin
+from reference.fisher import relative_flatness as reference
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
@@ -40,7 +40,7 @@ def make_surface(
 
 def explicit(surface: LossSurface, layer: str) -> float:
     x = torch.cat([batch.x for batch in surface.batches if isinstance(batch.x, Tensor)])
-    return twin(surface.module, layer, x, torch.cat([batch.y for batch in surface.batches]))
+    return reference(surface.module, layer, x, torch.cat([batch.y for batch in surface.batches]))
 
 
 @pytest.mark.parametrize(("net", "shape"), [(mlp(), (4,)), (conv(), (1, 4, 4))], ids=["mlp", "conv"])

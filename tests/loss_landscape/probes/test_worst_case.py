@@ -179,8 +179,8 @@ def test_the_best_loss_is_attained_in_the_ball(norm: str) -> None:
     scale = perturbation_scale(surface.origin, adaptive=True)
     ball = Ball(0.3, norm, scale)  # type: ignore[arg-type]
     with surface.at_params(surface.origin):
-        climbed = run_apgd(surface, surface.batches, ball, steps=20, generator=quadratics.draw(0), restarts=3)
-    for item in climbed:
+        ascents = run_apgd(surface, surface.batches, ball, steps=20, generator=quadratics.draw(0), restarts=3)
+    for item in ascents:
         u = torch.cat([tensor.flatten() for tensor in item.best_u.values()])
         assert float(u.norm() if norm == "l2" else u.abs().max()) <= 0.3 * (1 + 1e-9)
         there = tensor_tree.add(surface.origin, tensor_tree.multiply(scale, item.best_u))  # type: ignore[arg-type]
@@ -348,13 +348,13 @@ def test_apgd_on_a_trained_resnet_is_at_least_as_strong_as_the_released_code(
                 nn.utils.vector_to_parameters(at, surface.params.values())
                 return float(group_losses(surface, group).mean())
 
-            climbed = run_apgd(surface, group, ball, steps=20, generator=quadratics.draw(0))[0]
+            ascent = run_apgd(surface, group, ball, steps=20, generator=quadratics.draw(0))[0]
             origin, best, taken = released_apgd.maximize_loss(
                 flat, look, height, radius=radius, norm=norm, adaptive=adaptive
             )
             assert taken == 20
-            assert climbed.initial_loss == pytest.approx(origin, rel=1e-6)
-            ours.append(climbed.best_loss - origin)
+            assert ascent.initial_loss == pytest.approx(origin, rel=1e-6)
+            ours.append(ascent.best_loss - origin)
             theirs.append(best - origin)
     assert min(theirs) > 1e-3
     if norm == "linf":  # both end near the same corner, and either may be ahead

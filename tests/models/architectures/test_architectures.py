@@ -154,10 +154,10 @@ def test_a_transformer_with_inconsistent_sizes_is_rejected(options: dict[str, in
 def test_the_transformer_agrees_with_timm() -> None:
     vision = optional_import("timm.models.vision_transformer", extra="timm")
     net = build("vit", width=48, depth=2, dropout=0.1).eval()
-    twin = vision.VisionTransformer(32, 4, 3, 10, embed_dim=48, depth=2, num_heads=3).eval()
-    twin.load_state_dict(net.state_dict(), strict=True)
+    reference = vision.VisionTransformer(32, 4, 3, 10, embed_dim=48, depth=2, num_heads=3).eval()
+    reference.load_state_dict(net.state_dict(), strict=True)
     x = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(net(x), twin(x))
+    torch.testing.assert_close(net(x), reference(x))
 
 
 def test_both_kinds_of_attention_agree() -> None:
