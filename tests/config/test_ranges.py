@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from cases import GIVEN, recipe
 
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.config.schema import ConfigSection, _build_schema, _is_dataset
 from plateaux.core import registry
@@ -105,7 +106,7 @@ def test_every_number_among_the_options_of_the_plug_ins_has_a_range() -> None:
 )
 def test_a_number_outside_its_range_is_refused_before_training(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        check(recipe(**sections), GIVEN)
+        check(Experiment(recipe(**sections), GIVEN))
 
 
 @pytest.mark.parametrize("name", ["junk", "", "cuda:x", "cuda:-1", "999", "meta", "9" * 30])

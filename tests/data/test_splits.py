@@ -10,6 +10,7 @@ import torch
 from cases import GIVEN, distance, recipe, trained
 
 from plateaux.config.builders.data import build_data, build_loader, train_val_split
+from plateaux.config.experiment import Experiment
 from plateaux.core.errors import RecipeError
 from plateaux.data.splits import bootstrap
 from plateaux.training import trainer
@@ -80,10 +81,10 @@ def test_a_smaller_bootstrap_sample_makes_a_shorter_epoch(tmp_path: Path, monkey
     monkeypatch.setattr(trainer, "step", recorded_step)
     train(recipe(members=1, data={"bootstrap": 0.5}, train={"epochs": 1}), tmp_path / "run", **GIVEN.keywords())
     assert shares == [1.0, 1.0]  # 10 draws from 19 samples: batches of 7 and 3, not sharded
-    assert count_passes(recipe(data={"bootstrap": 0.5}), epochs=4) == 2.0
+    assert count_passes(Experiment(recipe(data={"bootstrap": 0.5})), epochs=4) == 2.0
 
 
 def test_members_with_shared_batches_cannot_use_bootstrap() -> None:
     for row in (recipe("apart", data={"bootstrap": 1.0}), recipe(data={"bootstrap": 1.0, "shuffle": "shared"})):
         with pytest.raises(RecipeError, match="share their batches"):
-            check(row, GIVEN)
+            check(Experiment(row, GIVEN))

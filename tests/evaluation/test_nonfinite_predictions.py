@@ -61,11 +61,11 @@ def with_nan_inputs() -> DataSplits:
 
 
 EVALUATIONS = {
-    "evaluate": lambda run, **more: plateaux.evaluate(run, **more),
-    "predict": lambda run, **more: plateaux.predict(run, **more),
-    "detect_ood": lambda run, **more: plateaux.detect_ood(run, {"far": ["spirals"]}, **more),
-    "calibrate": lambda run, **more: plateaux.calibrate(run, split="test", **more),
-    "soup": lambda run, **more: plateaux.soup(run, Path(str(run)).parent / "soup", max_barrier=1e9, **more),
+    "evaluate": lambda run: plateaux.evaluate(run),
+    "predict": lambda run: plateaux.predict(run),
+    "detect_ood": lambda run: plateaux.detect_ood(run, {"far": ["spirals"]}),
+    "calibrate": lambda run: plateaux.calibrate(run, split="test"),
+    "soup": lambda run: plateaux.soup(run, Path(str(run)).parent / "soup", max_barrier=1e9),
 }
 
 
@@ -82,13 +82,14 @@ def test_a_member_with_nan_weights_is_refused_by_name(run: Run, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["evaluate", "predict", "detect_ood", "calibrate"])
-def test_nan_inputs_are_refused_with_their_number(run: Run, name: str) -> None:
+def test_nan_inputs_are_refused_with_their_number(tmp_path: Path, name: str) -> None:
+    run = plateaux.train(RECIPE, tmp_path / "run", data=with_nan_inputs())
     with pytest.raises(
         DataError,
         match=r"Members 0, 1 of 2 predicted NaN or infinity for 20 of 40 samples of test \(samples 0, 2, 4, 6, 8, "
         r"\.\.\.\).*The inputs of 20 of these samples contain NaN",
     ):
-        EVALUATIONS[name](run, data=with_nan_inputs())
+        EVALUATIONS[name](run)
     assert not list(run.store.names("metrics"))
 
 

@@ -75,8 +75,8 @@ def test_a_table_may_be_a_data_frame(table: tuple[Path, Any]) -> None:
     pandas = pytest.importorskip("pandas")
     run, data = table
     other = np.random.default_rng(0).normal(3, 1, (50, 4)).astype(np.float32)
-    expected = rows(run, {"other": other}, data=data)
-    assert rows(run, {"other": pandas.DataFrame(other, columns=list("abcd"))}, data=data) == expected
+    expected = rows(plateaux.open_run(run, data=data), {"other": other})
+    assert rows(plateaux.open_run(run, data=data), {"other": pandas.DataFrame(other, columns=list("abcd"))}) == expected
 
 
 @pytest.mark.parametrize(

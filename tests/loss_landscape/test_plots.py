@@ -20,6 +20,7 @@ from plateaux.loss_landscape import plots, render
 from plateaux.loss_landscape.plots import LandscapeFigure
 from plateaux.loss_landscape.session import ProbeOptions
 from plateaux.loss_landscape.slices import LossCurve, LossGrid, Mark
+from plateaux.storage.run import open_run
 from plateaux.training.train import train
 
 TRUST = ("cases",)
@@ -211,7 +212,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plots_are_written_to_the_run_folder(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "plateaux")
     events: list[Any] = []
-    figures = render.plot_landscape(run, limit=8, trust=TRUST, progress=events.append)
+    figures = render.plot_landscape(open_run(run, trust=TRUST), limit=8, progress=events.append)
     names = ["slices", "surface-0", "surface-1", "surface-2", "paths", "plane-0-1-2"]
     assert [figure.name for figure in figures] == names
     expected = {f"{name}.{extension}" for name in names for extension in ("png", "svg", "json")}
@@ -229,7 +230,7 @@ def test_plots_are_written_to_the_run_folder(run: Path, caplog: pytest.LogCaptur
 @pytest.mark.usefixtures("quick")
 def test_members_and_plots_can_be_selected(run: Path) -> None:
     options = ProbeOptions(batchnorm="train")
-    (figure,) = render.plot_landscape(run, ["paths"], limit=8, members=[2, 0], options=options, trust=TRUST)
+    (figure,) = render.plot_landscape(open_run(run, trust=TRUST), ["paths"], limit=8, members=[2, 0], options=options)
     assert list(figure.data["lines"]) == ["members 2 and 0"]
     assert figure.data["lines"]["members 2 and 0"]["statistics"] == "batch"
 
@@ -245,14 +246,14 @@ def test_members_and_plots_can_be_selected(run: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_impossible_plots_are_rejected(run: Path, kinds: list[str], members: list[int] | None, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        render.plot_landscape(run, kinds, members=members, trust=TRUST)
+        render.plot_landscape(open_run(run, trust=TRUST), kinds, members=members)
 
 
 @pytest.mark.usefixtures("quick")
 def test_paths_need_members_of_one_architecture(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render, "architecture_hash", lambda *args: architecture_hash(*args) + str(args[1]))
     with pytest.raises(RunError, match="members of one architecture"):
-        render.plot_landscape(run, ["paths"], trust=TRUST)
+        render.plot_landscape(open_run(run, trust=TRUST), ["paths"])
 
 
 @pytest.mark.usefixtures("quick")
@@ -262,4 +263,4 @@ def test_ctrl_c_keeps_the_finished_plots(run: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(render, "evaluate_plane", stop)
     with pytest.raises(Interrupted, match="1 plot complete"):
-        render.plot_landscape(run, ["paths", "plane"], limit=8, trust=TRUST)
+        render.plot_landscape(open_run(run, trust=TRUST), ["paths", "plane"], limit=8)

@@ -17,6 +17,7 @@ import plateaux
 from plateaux import Run
 from plateaux.config.builders.data import build_data
 from plateaux.config.components import Components
+from plateaux.config.experiment import Experiment
 from plateaux.core import tensor_tree
 from plateaux.core.errors import Interrupted, RecipeError, RunError
 from plateaux.core.member import MemberModule
@@ -110,9 +111,7 @@ def test_values_are_those_of_the_members_on_the_sampled_ids(runs: dict[str, Path
     run, data = Run.open(runs["mlp"]), build_data(recipe(samples=40), GIVEN)
     ids = sample_ids(torch.arange(40), run.recipe.seed, 12)
     x, y = data.train.fetch(ids)
-    for number, module in enumerate(
-        plateaux.load(plateaux.open_run(runs["mlp"], data=GIVEN.data, model=GIVEN.model)).members
-    ):
+    for number, module in enumerate(plateaux.load(plateaux.open_run(runs["mlp"], trust=TRUST)).members):
         losses = F.cross_entropy(module(x), y, reduction="none").detach()
         row = result.rows[f"member {number}"]
         assert row.value == pytest.approx(float(losses.mean()), rel=1e-5)
@@ -272,7 +271,7 @@ def test_a_probe_does_not_change_the_member(runs: dict[str, Path], tmp_path: Pat
     import toy_probes
 
     probe: Probe = toy_probes.ascent()
-    module = plateaux.load(plateaux.open_run(runs["conv"], data=GIVEN.data, model=GIVEN.model)).members[0]
+    module = plateaux.load(plateaux.open_run(runs["conv"], trust=TRUST)).members[0]
     before = tensor_tree.clone(module.state_dict())
     x, y = build_data(recipe("deep_ensemble", "conv_bn", samples=9), GIVEN).train.fetch(torch.arange(9))
     assert isinstance(x, torch.Tensor)
@@ -287,8 +286,7 @@ def test_data_other_than_the_training_data_of_the_run_are_rejected(runs: dict[st
     other_data = DataSplits(
         "blobs", InMemorySource(x, torch.arange(40) % 2), InMemorySource(x, torch.arange(40) % 2), 3, tuple(x.shape[1:])
     )
-    evaluator = Evaluator(run, components=Components(data=other_data, trust=TRUST))
-    evaluator.data_info = run.info.data
+    evaluator = Evaluator(plateaux.open_run(run, data=other_data, trust=TRUST))
     with pytest.raises(RunError, match="have changed since this run was trained"):
         ProbeSession(evaluator, "train", ProbeOptions(), limit=4)
 
@@ -354,7 +352,7 @@ def test_a_run_can_be_resumed_with_other_probes(tmp_path: Path) -> None:
 
 def test_an_unknown_probe_is_rejected_before_training() -> None:
     with pytest.raises(RecipeError, match="There is no probe called 'sharpnes'"):
-        check(recipe(probe={"probes": ["sharpnes"]}))
+        check(Experiment(recipe(probe={"probes": ["sharpnes"]})))
 
 
 def test_nan_is_null_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

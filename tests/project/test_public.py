@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import plateaux
-from plateaux.config.components import Components
 from plateaux.evaluation.options import EvalOptions
 
 
@@ -82,11 +81,10 @@ def test_a_custom_model_and_data_set_can_be_used(tmp_path: Path) -> None:
     recipe = plateaux.Recipe.from_dict(
         {"members": 2, "data": {"name": "mine", "batch_size": 16}, "model": {"name": "mine", "width": [4, 8]}}
     )
-    components = Components(data=data, model=own_model)
-    plateaux.train(recipe, tmp_path / "run", **components.keywords())
-    accuracy = plateaux.evaluate(plateaux.Run.open(tmp_path / "run", components), metrics=["accuracy"])[0]
+    run = plateaux.train(recipe, tmp_path / "run", data=data, model=own_model)
+    accuracy = plateaux.evaluate(run, metrics=["accuracy"])[0]
     assert accuracy.rows["ensemble (mean probability)"].value > 0.9
-    members = plateaux.load(plateaux.open_run(tmp_path / "run", data=components.data, model=components.model)).members
+    members = plateaux.load(plateaux.open_run(tmp_path / "run", data=data, model=own_model)).members
     assert [member[0].out_features for member in members] == [4, 8]  # type: ignore[index, union-attr]
 
 
@@ -97,8 +95,8 @@ def test_the_error_for_a_run_with_a_custom_model_states_which_model_to_pass(tmp_
     assert run.info.model == f"{__name__}:own_model"
     for use in (plateaux.load, plateaux.evaluate, plateaux.predict):
         with pytest.raises(plateaux.PlateauxError) as error:
-            use(run, data=data)  # type: ignore[operator]
+            use(plateaux.open_run(run, data=data))  # type: ignore[operator]
         assert f"was trained with '{__name__}:own_model', a model that was passed in Python" in str(error.value)
-        assert "plateaux.load(run, model=own_model)" in str(error.value)
+        assert "plateaux.open_run(path, model=own_model)" in str(error.value)
         assert "did you mean" not in str(error.value)
     assert len(plateaux.load(plateaux.open_run(run, model=own_model)).members) == 1

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 import plateaux
 from plateaux.cli.main import app
+from plateaux.config.code import source_hash
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
 from plateaux.data.sources import DatasetSource, DataSplits, from_dataset
-from plateaux.models.identity import source_hash
 from plateaux.storage.run import Run
 
 RECIPE = Recipe.parse("""
@@ -141,10 +141,10 @@ def test_a_fingerprint_reads_a_fixed_sample_and_preserves_the_random_state() -> 
 
 def test_a_resume_with_another_layer_of_equal_shapes_is_refused_with_a_diff(tmp_path: Path) -> None:
     run = train(tmp_path)
-    assert run.info.model_code is not None
-    assert run.info.model_code.layers["1"] == "ReLU()"
+    assert run.info.layers is not None
+    assert run.info.layers["1"] == "ReLU()"
     assert Run.open(tmp_path).info == run.info
-    with pytest.raises(RunError, match=r"(?s)model\.layers\.1: 'ReLU\(\)' -> 'Tanh\(\)'.*model\.source: "):
+    with pytest.raises(RunError, match=r"(?s)model\.layers\.1: 'ReLU\(\)' -> 'Tanh\(\)'.*code of model: "):
         train(tmp_path, model=other_network)
 
 
@@ -154,7 +154,7 @@ def test_a_resume_with_another_class_behind_the_same_function_is_refused(
     train(tmp_path, model=chosen)
     train(tmp_path, model=chosen)
     monkeypatch.setitem(CHOSEN, "class", Doubled)
-    with pytest.raises(RunError, match=r"model\.source: "):
+    with pytest.raises(RunError, match=r"code of layer .*Doubled: \(unset\)"):
         train(tmp_path, model=chosen)
 
 
@@ -171,15 +171,15 @@ def load(file: Path, text: str) -> Any:
 
 def test_comments_and_formatting_do_not_change_the_source(tmp_path: Path) -> None:
     text = "from torch import nn\ndef build():\n    return nn.Linear(2, {})\n"
-    first = source_hash(load(tmp_path / "a.py", text.format("3")), [nn.Linear(2, 3)])
-    same = source_hash(load(tmp_path / "b.py", "# more\n\n" + text.format("  3") + "    # end\n"), [nn.Linear(2, 3)])
-    other = source_hash(load(tmp_path / "c.py", text.format("4")), [nn.Linear(2, 3)])
+    first = source_hash(load(tmp_path / "a.py", text.format("3")))
+    same = source_hash(load(tmp_path / "b.py", "# more\n\n" + text.format("  3") + "    # end\n"))
+    other = source_hash(load(tmp_path / "c.py", text.format("4")))
     assert first == same != other
     assert first is not None
 
 
 def test_bound_arguments_are_part_of_the_source() -> None:
-    hashes = {source_hash(partial(Rows, n), []) for n in (3, 4)}  # type: ignore[arg-type]
+    hashes = {source_hash(partial(Rows, n)) for n in (3, 4)}
     assert len(hashes) == 2
 
 
@@ -188,8 +188,8 @@ def test_a_model_without_source_is_compared_by_its_layers(tmp_path: Path) -> Non
     exec("def build(): return nn.Linear(2, 3)", names)
     exec("def wide(): return nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 3))", names)
     run = train(tmp_path, model=names["build"])
-    assert run.info.model_code is not None
-    assert run.info.model_code.source is None
+    assert run.info.layers is not None
+    assert "model" not in run.info.code
     train(tmp_path, model=names["build"])
     with pytest.raises(RunError, match=r"model\.layers\.0: \(unset\) -> 'Linear\(in_features=2, out_features=5"):
         train(tmp_path, model=names["wide"])
@@ -197,14 +197,14 @@ def test_a_model_without_source_is_compared_by_its_layers(tmp_path: Path) -> Non
 
 def test_a_built_in_model_has_no_record(tmp_path: Path) -> None:
     recipe = RECIPE.replaced(data={"name": "blobs"}, model={"name": "mlp"})
-    assert plateaux.train(recipe, tmp_path).info.model_code is None
+    assert plateaux.train(recipe, tmp_path).info.layers is None
 
 
 def test_accepted_changes_are_recorded_in_the_run(tmp_path: Path) -> None:
     train(tmp_path)
     run = train(tmp_path, Rows(shift=1), other_network, accept_changes=True)
     (changes,) = run.info.accepted_changes
-    assert [line.split(":")[0] for line in changes] == ["train.fingerprint", "model.layers.1", "model.source"]
+    assert [line.split(":")[0] for line in changes] == ["train.fingerprint", "model.layers.1", "code of model"]
     assert Run.open(tmp_path).info.accepted_changes == run.info.accepted_changes
     train(tmp_path, Rows(shift=1), other_network)  # what was accepted is now the data of the run
     with pytest.raises(RunError, match="other data or with other model code"):

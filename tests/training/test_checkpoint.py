@@ -6,7 +6,6 @@ import pytest
 import torch
 from cases import GIVEN, recipe
 
-from plateaux.config.builders.data import build_data
 from plateaux.config.experiment import Experiment
 from plateaux.core.errors import RunError
 from plateaux.distributed.executors.local import SINGLE_PROCESS
@@ -17,8 +16,8 @@ from plateaux.training.state import CPU
 
 def test_a_checkpoint_that_was_pruned_by_another_rule_is_refused() -> None:
     row = recipe("deep_ensemble", model={"hidden_sizes": [6, 6], "sparsity": 0.5})
-    options = {"device": CPU, "steps": 2, "components": GIVEN}
-    (state,) = build_train_states(Experiment(row), build_data(row, GIVEN), [1], SINGLE_PROCESS, **options)  # type: ignore[arg-type]
+    own = Experiment(row, GIVEN)
+    (state,) = build_train_states(own, own.data, [1], SINGLE_PROCESS, device=CPU, steps=2)
     stored = state_dict(state)
     load_state_dict(state, stored)
     other = {**stored, "params": {name: torch.ones_like(param) for name, param in stored["params"].items()}}
