@@ -83,7 +83,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         options = EvalOptions(limit=400 if args.quick else None)
-        evaluator = Evaluator(plateaux.Run.open(args.run or import_networks(folder)), options=options)
+        evaluator = Evaluator(plateaux.open_run(args.run or import_networks(folder)), options=options)
         outputs = predict_all(evaluator, eval_split(evaluator.recipe, evaluator.data_info, "test"))
     splits = [evaluate_split(outputs, split) for split in range(20)]
     for name in splits[0]:

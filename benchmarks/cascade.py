@@ -76,7 +76,7 @@ def train_members(folder: str, part: str, *, quick: bool) -> str:
 
 
 def predict_test(run: str, limit: int | None) -> MemberOutputs:
-    evaluator = Evaluator(plateaux.Run.open(run), options=EvalOptions(limit=limit))
+    evaluator = Evaluator(plateaux.open_run(run), options=EvalOptions(limit=limit))
     return predict_all(evaluator, eval_split(evaluator.recipe, evaluator.data_info, "test"))
 
 

@@ -19,7 +19,6 @@ from _common import Results, at_least, at_most, parse_flags
 
 import plateaux
 from plateaux.config.builders.model import build_members
-from plateaux.config.components import Components
 from plateaux.core.runtime import configure_runtime
 from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.models.surgery import size_in_bytes
@@ -58,11 +57,11 @@ def peak_memory() -> float:
 def train_and_print(members: int, mode: str) -> None:
     """Train in this process and print its memory; called by `memory_in_process` in a separate process."""
     configure_runtime()
-    components = Components(data=random_images())
+    data = random_images()
     with tempfile.TemporaryDirectory() as folder:
-        plateaux.train(recipe_for(1, mode, width=1), f"{folder}/tiny", **components.keywords())  # imports everything
+        plateaux.train(recipe_for(1, mode, width=1), f"{folder}/tiny", data=data)  # imports everything
         before = peak_memory()
-        plateaux.train(recipe_for(members, mode), f"{folder}/run", **components.keywords())
+        plateaux.train(recipe_for(members, mode), f"{folder}/run", data=data)
     print(json.dumps({"before": before, "net": peak_memory() - before}))
 
 

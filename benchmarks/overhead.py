@@ -31,7 +31,6 @@ from torch import nn
 import plateaux
 from plateaux.config.builders.data import build_loader, train_val_split
 from plateaux.config.builders.training import build_executor, build_method
-from plateaux.config.components import NO_COMPONENTS
 from plateaux.config.experiment import Experiment
 from plateaux.core.runtime import autocast, configure_runtime
 from plateaux.data.sources import DataSplits, InMemorySource
@@ -95,7 +94,7 @@ def engine(recipe: plateaux.Recipe, data: DataSplits, stack: ExitStack) -> tuple
     root = stack.enter_context(tempfile.TemporaryDirectory())
     run = Run.begin(root, Experiment(recipe), RunInfo(DataInfo.from_splits(data)))
     job = Job((0,), (0, 0), recipe.train.epochs)
-    trainer = Trainer(run, data, job, [0], build_executor(recipe), DEVICE, NO_COMPONENTS, lambda _: None)
+    trainer = Trainer(run, data, job, [0], build_executor(recipe), DEVICE, lambda _: None)
     options, state = trainer.step_options(stack), trainer.members[0].state
 
     def by_method(name: str) -> Epoch:

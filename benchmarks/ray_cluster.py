@@ -128,7 +128,7 @@ def measure_work(results: Results, folder: Path) -> None:
             results.add(f"{role} of {side} / work of local", found[side][role] / work)
     results.add("start-up of cluster and jobs, ray, seconds", found["ray"]["start-up seconds"])
     results.add("start-up of the jobs, local, seconds", found["local"]["start-up seconds"])
-    apart = largest_difference(*(plateaux.Run.open(folder / name) for name in ("local", "ray")))
+    apart = largest_difference(*(plateaux.open_run(folder / name) for name in ("local", "ray")))
     results.add("largest difference of a weight", apart, full=at_most(0.0), quick=at_most(0.0))
 
 
