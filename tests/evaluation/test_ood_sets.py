@@ -79,6 +79,37 @@ def test_a_table_may_be_a_data_frame(table: tuple[Path, Any]) -> None:
     assert rows(plateaux.open_run(run, data=data), {"other": pandas.DataFrame(other, columns=list("abcd"))}) == expected
 
 
+def test_labeled_arrays_are_evaluated_by_a_name_of_their_own(table: tuple[Path, Any]) -> None:
+    run, data = table
+    opened = plateaux.open_run(run, data=data)
+    x, y = data.test.fetch(torch.arange(len(data.test)))
+    expected = plateaux.evaluate(opened)["nll"].ensemble
+    (found,) = plateaux.evaluate(opened, split={"new": (x.numpy(), y.numpy())}, metrics="nll")
+    assert (found.split, found.rows) == ("new", plateaux.evaluate(opened)["nll"].rows)
+    assert found.ensemble == expected
+    (wrong,) = plateaux.evaluate(opened, split={"new": (x, (y + 1) % data.classes)}, metrics="nll")
+    assert wrong.ensemble.value > expected.value
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        ({"new": np.zeros((5, 4), np.float32)}, r"give \(x, y\) by a name of your own"),
+        ({"test": (np.zeros((5, 4), np.float32), np.zeros(5))}, r"give \(x, y\) by a name of your own"),
+        ({"new": (np.zeros((5, 4), np.float32), np.zeros(4, int))}, "5 samples, but 4 labels"),
+        ({"new": (np.zeros((5, 4), np.float32), np.full(5, 99))}, "Sample 0 of 'new' has label 99"),
+        (
+            {"new": (np.zeros((5, 4), np.float32), ["cat"] * 5)},
+            "'new' has the label 'cat', which is no class of the run",
+        ),
+        ({"new": (np.zeros((5, 3), np.float32), np.zeros(5, int))}, r"A sample of 'new' is float32\[3\]"),
+    ],
+)
+def test_wrong_labeled_arrays_are_refused(table: tuple[Path, Any], sets: dict[str, Any], message: str) -> None:
+    with pytest.raises((DataError, RecipeError), match=message):
+        plateaux.evaluate(plateaux.open_run(table[0], data=table[1]), split=sets)
+
+
 @pytest.mark.parametrize(
     ("x", "message"),
     [

@@ -357,7 +357,7 @@ def test_features_of_samples_without_a_content_hash_are_refused(tmp_path: Path) 
     config = recipe(tmp_path / "f")
     for split in ("train", "test"):
         with pytest.raises(RecipeError, match="fingerprint"):
-            train(config, tmp_path / "run", data=replace(DATA, **{split: DatasetSource(WithoutHash())}))
+            train(config, tmp_path / split, data=replace(DATA, **{split: DatasetSource(WithoutHash())}))
 
 
 def test_named_inputs_are_passed_to_the_backbone(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def train(
         Path | None, typer.Option(help="Start from the checkpoints of this run at its first data partition.")
     ] = None,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Resume although the data or the model's code have changed.")
+        bool, typer.Option("--accept-changes", help="Resume although the data or your code have changed.")
     ] = False,
     trust: Trust = None,
     download: Download = False,

@@ -117,6 +117,8 @@ def _is_user_code(subject: Any) -> bool:
         return False
     try:
         file = inspect.getsourcefile(subject) or ""
+    except OSError:
+        return True  # of an interactive session
     except TypeError:
         return False
     return "site-packages" not in file and "dist-packages" not in file

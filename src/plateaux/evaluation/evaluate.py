@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from typing import Any
 
 from plateaux.core.process_info import is_rank_zero
 from plateaux.core.progress import Progress, log_messages
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.metric_specs import get_metrics
+from plateaux.evaluation.ood_sets import labeled_splits
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.results import MetricResult
-from plateaux.evaluation.splits import eval_splits
+from plateaux.evaluation.splits import EvalSplit, eval_splits
 from plateaux.storage.run import RunLike
 
 STANDARD = ("accuracy", "nll", "brier", "ece")
@@ -21,7 +23,7 @@ STANDARD = ("accuracy", "nll", "brier", "ece")
 def evaluate(
     run: RunLike,
     *,
-    split: str | Sequence[str] = "test",
+    split: str | Sequence[str] | Mapping[str, Any] = "test",
     metrics: str | Sequence[str] = STANDARD,
     options: EvalOptions = DEFAULT_OPTIONS,
     progress: Progress = log_messages,
@@ -35,7 +37,8 @@ def evaluate(
         split: "test", "validation", "train", "corrupted", "corrupted:fog:3", or several; "test@1000" for the first
             1,000 samples. Also labeled images: "./photos" (one folder per class), "list.txt" (one `path label` per
             line), or a data set ("imagenet_r"). If they have some of the run's classes only, the logits of the others
-            are removed before any metric, unless the name ends in ":all_classes".
+            are removed before any metric, unless the name ends in ":all_classes". Or labeled arrays, tensors, or a
+            DataFrame by a name of your own: `{"new": (x, y)}`.
         metrics: Names of metrics ("ece(bins=10)" with options), or groups: "all", "performance", "uncertainty",
             "diversity".
         options: Members, limit, device, executor, caches; see `EvalOptions`.
@@ -43,16 +46,18 @@ def evaluate(
     """
     evaluator = Evaluator(run, options)
     chosen = get_metrics([metrics] if isinstance(metrics, str) else metrics, trust=evaluator.components.trust)
-    names = [split] if isinstance(split, str) else split
     results: list[MetricResult] = []
     with closing(evaluator):
-        cache = options.corruption_cache
-        targets = eval_splits(
-            evaluator.recipe, evaluator.data_info, names, cache=cache, components=evaluator.components
-        )
-        for target in targets:
+        for target in _targets(evaluator, split):
             results += evaluator.evaluate(target, chosen, progress=progress)
     if is_rank_zero():
         for result in results:
             evaluator.write(result)
     return Evaluation(results)
+
+
+def _targets(evaluator: Evaluator, split: str | Sequence[str] | Mapping[str, Any]) -> list[EvalSplit]:
+    if isinstance(split, Mapping):
+        return labeled_splits(split, evaluator.data)
+    names, cache = [split] if isinstance(split, str) else split, evaluator.options.corruption_cache
+    return eval_splits(evaluator.recipe, evaluator.data_info, names, cache=cache, components=evaluator.components)

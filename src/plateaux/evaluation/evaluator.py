@@ -225,8 +225,8 @@ class Evaluator(LoadedRun):
         if split.is_own and split.family != "corrupted" and source.fingerprint() != identity["fingerprint"]:
             raise RunError(
                 f"The {split.family} samples have changed since this run was trained (fingerprint "
-                f"{source.fingerprint()}, recorded {identity['fingerprint']}). Restore the data, or pass the new data "
-                "in Python: plateaux.evaluate(run, data=...)"
+                f"{source.fingerprint()}, recorded {identity['fingerprint']}). Restore the data, or give new "
+                'samples a name: plateaux.evaluate(run, split={"new": (x, y)})'
             )
 
     def _explain_nonfinite(self, bad: Sequence[int]) -> str:

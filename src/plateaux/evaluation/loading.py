@@ -38,7 +38,7 @@ def load_members(run: Run, numbers: Sequence[int]) -> list[torch.nn.Module]:
             raise RunError(
                 f"The weights of member {number} do not match the model {run.recipe.model.name!r}: "
                 f"missing {sorted(missing)[:3]}, unexpected {sorted(unexpected)[:3]}. Pass the model that the run was "
-                "trained with: model=..."
+                "trained with: plateaux.open_run(path, model=...)"
             )
     return modules
 

@@ -1,10 +1,11 @@
-"""OOD sets by suite: names of data sets, or arrays, tensors, pandas, and a torch `Dataset` of a user."""
+"""Samples of the caller as splits: OOD sets by suite, and labeled samples; arrays, tensors, pandas, or a `Dataset`."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,11 @@ from torch.utils.data import Dataset, IterableDataset
 
 from plateaux.core.errors import DataError, RecipeError, UnknownNameError
 from plateaux.core.types import Inputs, first_tensor, map_tensors
-from plateaux.data.samples import describe_input
+from plateaux.data.samples import check_label_range, describe_input
 from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource, Source
+from plateaux.data.user_arrays import convert_labels
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.splits import EvalSplit, ResizedSource, ood_set_names, ood_splits
+from plateaux.evaluation.splits import OWN, EvalSplit, ResizedSource, ood_set_names, ood_splits
 from plateaux.integrations.pandas_tables import convert_table_or_arrays
 
 Suites = Mapping[str, Sequence[str] | Mapping[str, Any]]
@@ -62,17 +64,49 @@ def _open_suite(
     return [(name, partial(ood_splits, recipe, info, name, suite, components)) for name in ood_set_names(info, sets)]
 
 
+def labeled_splits(sets: Mapping[str, Any], data: DataSplits) -> list[EvalSplit]:
+    """Return labeled samples by name, `{"new": (x, y)}`, as splits of a run with these data."""
+    splits = []
+    for name, pair in sets.items():
+        if name in OWN or not isinstance(pair, tuple) or len(pair) != 2:
+            raise RecipeError(
+                f'split = {{{name!r}: ...}}: give (x, y) by a name of your own, such as {{"new": (x, y)}}'
+            )
+        inputs, labels = convert_table_or_arrays(pair[0], "x", columns=data.preprocessing.columns), pair[1]
+        y = _class_numbers(labels, name, data)
+        if len(y) != len(first_tensor(inputs)):
+            raise DataError(f"{name!r} has {len(first_tensor(inputs)):,} samples, but {len(y):,} labels")
+        split = _fitted(name, "labeled", InMemorySource(inputs, y), data)
+        splits.append(replace(split, labeled=True, spec=name))
+    return splits
+
+
+def _class_numbers(labels: Any, name: str, data: DataSplits) -> Tensor:
+    y, names = convert_labels(labels, data.classes, f"The labels of {name!r}")
+    if unknown := sorted(set(names) - set(data.labels)):
+        raise DataError(
+            f"{name!r} has the label {unknown[0]!r}, which is no class of the run: {', '.join(data.labels)}"
+        )
+    y = torch.tensor([data.labels.index(each) for each in names])[y] if names else y
+    check_label_range(y, range(len(y)), data.classes, name)
+    return y
+
+
 def user_split(name: str, suite: str, x: Any, data: DataSplits) -> EvalSplit:
     """Return inputs as an OOD set. Images may have another size than those of the run; all else must be equal."""
-    source = _open(x, name, data.preprocessing.columns)
+    return _fitted(name, suite, _open(x, name, data.preprocessing.columns), data)
+
+
+def _fitted(name: str, suite: str, source: Source, data: DataSplits) -> EvalSplit:
+    """Return a split of samples that are resized, or refused, if they are not like those of the run."""
     if not len(source):
-        raise DataError(f"The OOD set {name!r} has no samples")
+        raise DataError(f"{name!r} has no samples")
     found, expected = _first_input(source), _first_input(data.test)
     layouts = [describe_input(x, 0, name) for x in (found, expected)]
     if layouts[0] != layouts[1]:
         if not _can_be_resized(found, expected):
             raise DataError(
-                f"A sample of the OOD set {name!r} is {layouts[0]}, but a test sample of the run is "
+                f"A sample of {name!r} is {layouts[0]}, but a test sample of the run is "
                 f"{layouts[1]}: prepare x as the inputs that the run was trained with. Only the size of images "
                 "may differ, and gray images may replace color images or the reverse"
             )

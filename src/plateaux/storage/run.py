@@ -17,7 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plateaux.config.code import LAYER, changed_code, code_hashes
+from plateaux.config.code import changed_code, code_hashes
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe, diff, fingerprint
@@ -82,6 +82,7 @@ class Run:
     store: Store
     experiment: Experiment  # the recipe, and what the caller passed in Python
     info: RunInfo
+    accept_changes: bool = field(default=False, compare=False)  # of code: they are recorded instead of refused
     _written: dict[str, str] = field(default_factory=dict, repr=False, compare=False)  # digests that await a commit
 
     @property
@@ -102,6 +103,7 @@ class Run:
 
     @classmethod
     def _open(cls, root: RunLike, components: Components | None = None, *, check: bool = True) -> Run:
+        accept_changes = isinstance(root, Run) and root.accept_changes
         if isinstance(root, Run):
             components = root.components if components is None else components
             root = root.store.root
@@ -121,7 +123,7 @@ class Run:
         digest = str(tree.get("recipe_digest")) if check else None
         recipe = Recipe.parse(store.get("recipe.toml", digest).decode(errors="replace"), where=f"{root}/recipe.toml")
         experiment = Experiment(recipe, components or NO_COMPONENTS)
-        return cls(store, experiment, RunInfo.from_dict(tree, store.root / "run.json"))
+        return cls(store, experiment, RunInfo.from_dict(tree, store.root / "run.json"), accept_changes)
 
     @classmethod
     def begin(
@@ -181,32 +183,27 @@ class Run:
         return replace(self, experiment=Experiment(self.recipe, replace(self.components, data=None)))
 
     def check_code(self, networks: Iterable[nn.Module] = ()) -> None:
-        """Raise RunError if the code of the model, method, loss, or data set is not that of the training."""
-        if changed := changed_code(self.info.code, code_hashes(self.recipe, self.components, networks)):
+        """Raise RunError if code that the weights depend on has changed since the training, or record the change."""
+        hashes = code_hashes(self.recipe, self.components, networks)
+        changed = changed_code(self.info.code, hashes)
+        if not changed:
+            return
+        if not self.accept_changes:
             raise RunError(
                 f"The code of the {' and the '.join(changed)} is not that of the training of {self}. Restore it, or "
                 "record the change: plateaux.open_run(path, ..., accept_changes=True)"
             )
-
-    def with_accepted_code(self) -> Run:
-        """Return this run after recording that the code of the caller replaces that of the training."""
-        hashes = code_hashes(self.recipe, self.components)
-        changed = changed_code(self.info.code, hashes)
-        # Classes of layers are known only after a network was built, so they are not compared any more.
-        kept = {name: value for name, value in self.info.code.items() if not name.startswith(LAYER)}
-        lines = tuple(f"code of {name}: {self.info.code[name]!r} -> {hashes[name]!r}" for name in changed)
-        info = replace(self.info, code={**kept, **{name: hashes[name] for name in changed}})
-        info = replace(info, accepted_changes=(*info.accepted_changes, lines)) if lines else info
-        with self.store.lock(BEGIN_LOCK, timeout=BEGIN_TIMEOUT_S):
-            run = replace(self, info=info)
-            run._write()
-        return run
+        code = {**self.info.code, **{name: hashes[name] for name in changed}}
+        info = self.info.with_changes(replace(self.info, code=code))
+        self._update({"code": code, "accepted_changes": info.to_dict()["accepted_changes"]})
 
     def record_calibration(self, digest: str) -> None:
         """Record that the run is calibrated, and the digest of the calibration, so that its loss is noticed."""
+        self._update({"calibration_digest": digest})
+
+    def _update(self, values: Mapping[str, Any]) -> None:
         with self.store.lock(BEGIN_LOCK, timeout=BEGIN_TIMEOUT_S):
-            tree = self.store.get_json("run.json")
-            self.store.put_json("run.json", {**tree, "calibration_digest": digest})
+            self.store.put_json("run.json", {**self.store.get_json("run.json"), **values})
 
     def with_autotune(self, settings: AutotuneInfo) -> Run:
         """Record settings that were autotuned once and hold for the whole run."""
@@ -390,10 +387,10 @@ def open_run(
         unlabeled: The unlabeled samples that the run was trained with.
         trust: Modules whose functions the recipe may call.
         download: Allow downloads: of names `hf:user/name`, and of pretrained weights of timm.
-        accept_changes: Use code that has changed since the training; the change is recorded in the run.
+        accept_changes: Use code that has changed since the training; its first use records the change in the run.
     """
     run = Run.open(path, Components(data, model, loss, unlabeled, tuple(trust), download))
-    return run.with_accepted_code() if accept_changes else run
+    return replace(run, accept_changes=accept_changes)
 
 
 RunLike = Run | str | Path

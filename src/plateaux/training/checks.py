@@ -70,7 +70,7 @@ def check(experiment: Experiment) -> bool:
         if message is not None and rule.level == "error":
             raise RecipeError(message)
         if message is not None:
-            warnings.warn(message, stacklevel=3)
+            warnings.warn(message, stacklevel=4)
     return planned.method.is_joint
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
@@ -29,10 +30,14 @@ EXIT_GRACE_S = 60.0  # a process on a lost node may need this long to notice, an
 
 @dataclass(frozen=True, slots=True)
 class JobRunner:
-    """Runs jobs of one run in the process that calls it."""
+    """Runs jobs of one run in the process that calls it; another process gets it without the executor of this one."""
 
     root: str
     experiment: Experiment
+    executor: Executor | None = None  # None: the one of the recipe
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JobRunner, (self.root, self.experiment)
 
     @property
     def recipe(self) -> Recipe:
@@ -42,7 +47,7 @@ class JobRunner:
         """Run a job; `processes` is the number of processes that share this machine."""
         configure_runtime(processes=processes, threads=self.recipe.executor.threads)
         run = replace(Run.open(self.root), experiment=self.experiment)
-        executor = self.experiment.executor()
+        executor = self.executor or self.experiment.executor()
         with record_job(run, job, progress, enabled=executor.is_remote and is_rank_zero()) as recorder:
             if job.kind == "assign":
                 _partition_samples(run, job, recorder.progress)

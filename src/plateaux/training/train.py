@@ -117,7 +117,7 @@ def train_experiment(
         branching.branch_from(run, parent)
     executor.barrier()
     _prepare_features(run, executor)
-    run_job = JobRunner(str(out), run.resolved())
+    run_job = JobRunner(str(out), run.resolved(), executor)
     with closing(executor), track(run, executor) as trackers:
         listeners = (progress, trackers.handle, CallbackList(run, callbacks if executor.is_writer() else ()).handle)
         try:
@@ -196,7 +196,7 @@ def _open(
         )
     if is_rank_zero():
         data = experiment.training_data
-        info = check_data_and_model(recipe, data, components, get_device(executor.device), stacklevel=4)
+        info = check_data_and_model(recipe, data, components, get_device(executor.device), stacklevel=5)
         run = Run.begin(out, experiment, info, accept_changes=accept_changes)
         if components.data is not None and components.data.keep_in_run:
             store_data(run, components.data)

@@ -1,0 +1,198 @@
+"""A run is bound to the code and the data that it was trained with: every use compares them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import plateaux
+from plateaux.config.code import source_hash
+from plateaux.core.errors import PlateauxError, RunError
+
+HELPERS = "def width():\n    return 8  # units\n"
+METHODS = """
+import plateaux
+from plateaux.core.method import Method, Objective
+
+
+@plateaux.method
+def plain(loss, *, scale: float = 1.0):
+    def scaled(outputs, batch):
+        return loss(outputs, batch) * scale
+
+    return Method(Objective(scaled))
+"""
+NETS = """
+from torch import nn
+
+import own_helpers
+
+class Scale(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+LAYERS = {"scale": Scale}
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, own_helpers.width()), nn.ReLU(), LAYERS["scale"](), nn.Linear(8, 3))
+
+
+def tanh_net():
+    return nn.Sequential(nn.Linear(4, own_helpers.width()), nn.Tanh(), LAYERS["scale"](), nn.Linear(8, 3))
+"""
+FILES = {"own_helpers": HELPERS, "own_methods": METHODS, "own_nets": NETS}
+RECIPE = {
+    "members": 2,
+    "method": {"name": "own_methods:plain"},
+    "data": {"name": "own", "batch_size": 20},
+    "model": {"name": "own"},
+    "train": {"epochs": 1},
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModuleType]]:
+    """Return a function that writes the user's files, imports them again, and returns the module of the networks."""
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # files change within one second
+    (tmp_path / "code").mkdir()
+
+    def write_files(**changes: str) -> ModuleType:
+        for name, text in {**FILES, **changes}.items():
+            (tmp_path / "code" / f"{name}.py").write_text(text)
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        return importlib.import_module("own_nets")
+
+    yield write_files
+    for name in FILES:
+        sys.modules.pop(name, None)
+
+
+def samples(shift: float = 0.0) -> Any:
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)) + shift
+    return plateaux.from_tensors((x, x.argmax(1) % 3), (x[:20], x[:20].argmax(1) % 3), classes=3)
+
+
+@pytest.fixture
+def path(tmp_path: Path, write: Callable[..., ModuleType]) -> Path:
+    net = write().net
+    recipe = plateaux.Recipe.from_dict(RECIPE)
+    plateaux.train(recipe, tmp_path / "run", data=samples(), model=net, trust=["own_methods"])
+    return tmp_path / "run"
+
+
+def opened(path: Path, nets: ModuleType, **changes: Any) -> plateaux.Run:
+    return plateaux.open_run(path, **{"data": samples(), "model": nets.net, "trust": ["own_methods"], **changes})
+
+
+USES: dict[str, Callable[[plateaux.Run], object]] = {
+    "evaluate": lambda run: plateaux.evaluate(run, metrics="nll"),
+    "calibrate": lambda run: plateaux.calibrate(run, split="test"),
+    "load": plateaux.load,
+    "load_predictor": plateaux.load_predictor,
+    "predict": plateaux.predict,
+    "probe_landscape": lambda run: plateaux.probe_landscape(run, probes=["fisher_rao"]),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(
+    ("changes", "section"),
+    [
+        ({"own_helpers": HELPERS.replace("8", "4 + 4")}, "model"),
+        ({"own_methods": METHODS.replace("* scale", "+ scale")}, "method"),
+        ({"own_nets": NETS.replace("2 * x", "3 * x")}, "layer own_nets.Scale"),
+    ],
+    ids=["helper", "method", "layer"],
+)
+def test_changed_code_is_refused_by_every_use(
+    path: Path, write: Callable[..., ModuleType], use: str, changes: dict[str, str], section: str
+) -> None:
+    USES[use](opened(path, write()))
+    with pytest.raises(RunError, match=rf"The code of the .*{section}.* is not that of the training"):
+        USES[use](opened(path, write(**changes)))
+
+
+@pytest.mark.parametrize("use", USES)
+def test_another_model_with_equal_shapes_is_refused(path: Path, write: Callable[..., ModuleType], use: str) -> None:
+    nets = write()
+    with pytest.raises(RunError, match="The code of the model is not that of the training"):
+        USES[use](opened(path, nets, model=nets.tanh_net))
+
+
+@pytest.mark.parametrize("use", ["evaluate", "calibrate", "predict", "probe_landscape"])
+def test_other_data_of_equal_shape_are_refused(path: Path, write: Callable[..., ModuleType], use: str) -> None:
+    with pytest.raises(RunError, match="samples have changed since this run was trained"):
+        USES[use](opened(path, write(), data=samples(shift=1.0)))
+
+
+def test_comments_and_unrelated_functions_are_no_change(path: Path, write: Callable[..., ModuleType]) -> None:
+    changed = {name: "# a comment\n" + text + "\n\ndef unrelated():\n    return 1\n" for name, text in FILES.items()}
+    assert plateaux.evaluate(opened(path, write(**changed)), metrics="nll")
+
+
+def test_a_run_that_was_just_trained_knows_its_parts(tmp_path: Path, write: Callable[..., ModuleType]) -> None:
+    net, recipe = write().net, plateaux.Recipe.from_dict(RECIPE)
+    run = plateaux.train(recipe, tmp_path / "run", data=samples(), model=net, trust=["own_methods"])
+    for use in USES.values():
+        use(run)
+
+
+def test_an_accepted_change_is_recorded_and_then_compared(path: Path, write: Callable[..., ModuleType]) -> None:
+    changes = {"own_helpers": HELPERS.replace("8", "4 + 4"), "own_nets": NETS.replace("2 * x", "3 * x")}
+    plateaux.evaluate(opened(path, write(**changes), accept_changes=True), metrics="nll")
+    (accepted,) = json.loads((path / "run.json").read_text())["accepted_changes"]
+    assert [line.partition(":")[0] for line in accepted] == ["code of layer own_nets.Scale", "code of model"]
+    plateaux.evaluate(opened(path, write(**changes)), metrics="nll")
+    with pytest.raises(RunError, match=r"The code of the model and the layer own_nets\.Scale|The code of the model"):
+        plateaux.load(opened(path, write()))
+
+
+def test_a_resume_with_a_changed_method_is_refused(path: Path, write: Callable[..., ModuleType]) -> None:
+    recipe = plateaux.Recipe.from_dict({**RECIPE, "members": 3})
+    nets = write(own_methods=METHODS.replace("* scale", "+ scale"))
+    with pytest.raises(RunError, match="code of method: "):
+        plateaux.train(recipe, path, data=samples(), model=nets.net, trust=["own_methods"])
+
+
+@pytest.mark.process
+def test_a_class_of_an_interactive_session_is_not_compared(tmp_path: Path) -> None:
+    code = """
+import sys, numpy, torch, plateaux
+class Net(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Linear(4, 3))
+x = numpy.random.default_rng(0).normal(size=(90, 4)).astype("float32")
+run = plateaux.fit(x, x.argmax(1) % 3, model=Net, out=sys.argv[1], members=2, epochs=1)
+print(sorted(run.info.code), plateaux.evaluate(run)["accuracy"].ensemble.value >= 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["[] True"], done.stderr[-2000:]
+
+
+def test_a_hash_covers_constants_and_is_the_same_in_every_process(write: Callable[..., ModuleType]) -> None:
+    first = source_hash(write().net)
+    assert source_hash(write().net) == first
+    assert source_hash(write(own_helpers=HELPERS.replace("8", "4 + 4")).net) != first
+    assert source_hash(torch.nn.Linear) is None, "code of libraries does not count"
+
+
+def test_other_data_than_those_in_the_run_folder_are_refused(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(90, 4)).astype(np.float32)
+    run = plateaux.fit(x, x.argmax(1) % 3, model="mlp", out=tmp_path / "run", members=1, epochs=1)
+    other = plateaux.from_arrays(x + 1, x.argmax(1) % 3)
+    with pytest.raises(PlateauxError, match="have changed since this run was trained"):
+        plateaux.evaluate(plateaux.open_run(run.store.root, data=other), metrics="nll")
