@@ -133,8 +133,8 @@ def folder(tmp_path: Path) -> Path:
     (here / "results.json").write_text('{"format": 2, "conditions": [], "runs": {}}')
     plateaux.calibrate(plateaux.train(plateaux.Recipe.parse(RECIPE), here / "run"))
     shutil.copytree(here / "run", here / "evil-run")
-    evil = replace(plateaux.Run.open(here / "evil-run"), recipe=plateaux.Recipe.load(here / "evil.toml"))
-    evil._write()  # with the digest of the hostile recipe
+    hostile = Experiment(plateaux.Recipe.load(here / "evil.toml"))
+    replace(plateaux.Run.open(here / "evil-run"), experiment=hostile)._write()  # with the digest of the hostile recipe
     shutil.copytree(here / "run", here / "fetching-run")
     original = plateaux.Run.open(here / "fetching-run")
     recipe = plateaux.Recipe.load(here / "fetching-hf.toml")
@@ -143,7 +143,7 @@ def folder(tmp_path: Path) -> Path:
         data=replace(original.info.data, shape=(1, 8, 8)),
         model_configs={recipe.model.name: TIMM_CONFIG},
     )
-    replace(original, recipe=recipe, info=info)._write()
+    replace(original, experiment=Experiment(recipe), info=info)._write()
     return here
 
 
@@ -272,7 +272,8 @@ STARTED = {
 def test_started_processes_run_no_code_of_the_current_folder(folder: Path, tmp_path: Path, words: list[str]) -> None:
     COUNTS["inputs"] += 1
     script = tmp_path / "plateaux"  # as pip installs it
-    script.write_text("from plateaux.cli import main\nif __name__ == '__main__':\n    main()\n")
+    script.write_text("from plateaux.config.experiment import Experiment
+from plateaux.cli import main\nif __name__ == '__main__':\n    main()\n")
     command = [sys.executable, str(script), *words, "--out", str(tmp_path / "out")]
     env = environment(tmp_path)
     ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)

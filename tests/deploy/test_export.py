@@ -254,9 +254,9 @@ def test_without_its_data_a_run_is_compared_on_random_inputs(tmp_path: Path, cap
             "model": {"name": "mlp", "hidden_sizes": [3]},
         }
     )  # fmt: skip
-    run = plateaux.train(recipe, tmp_path / "run", data=data)
+    plateaux.train(recipe, tmp_path / "run", data=data)
     with caplog.at_level(logging.WARNING):
-        bundle = plateaux.export(run, tmp_path / "bundle")
+        bundle = plateaux.export(tmp_path / "run", tmp_path / "bundle")
     assert bundle.manifest.golden == bundle.manifest.checks[0].inputs == "random inputs of seed 0"
     assert "are not available" in caplog.text
     assert "not calibrated" in plateaux.load_predictor(tmp_path / "bundle")(x[:2]).remark
@@ -298,7 +298,6 @@ def test_options_fixed_at_export_cannot_be_changed_at_load(exported: Path, calib
         ({"ood_score": "pds"}, "computes 'max_probability'. Export it again with --ood-score pds"),
         ({"alpha": 0.2}, r"has the sets of alpha = 0\.1"),
         ({"device": "cuda"}, "runs on the CPU"),
-        ({"model": mlp}, "contains its model"),
         ({"threads": 0}, "threads = 0"),
     ):
         with pytest.raises(RecipeError, match=message):

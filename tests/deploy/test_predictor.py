@@ -196,7 +196,7 @@ def test_a_model_passed_to_train_must_be_passed_to_load_predictor(tmp_path: Path
     )
     run = plateaux.train(recipe, tmp_path / "run", data=data, model=Net)
     with pytest.raises(RunError, match="Pass it again"):
-        load_predictor(run)
+        load_predictor(run.store.root)
     predictor = load_predictor(plateaux.open_run(run, model=Net))
     assert isinstance(predictor, Predictor)
     found = predictor(x[:5].numpy())

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import plateaux
 from plateaux.cli.main import app
-from plateaux.config.components import Components
+from plateaux.config.experiment import Experiment
 from plateaux.core.errors import RunError
 from plateaux.core.types import Estimate
 from plateaux.data.sources import from_tensors
@@ -133,7 +133,7 @@ def test_images_are_loaded_only_from_the_same_dataset(full_run: Path) -> None:
     np.testing.assert_array_equal(images(np.array([3, 1])), data.test.fetch(torch.tensor([3, 1]))[0].numpy())
     samples = torch.rand(4, 1, 8, 8), torch.arange(4)
     other = from_tensors(samples, samples, classes=10)
-    assert artifacts.load_images(run, Components(data=other)) is None
+    assert artifacts.load_images(plateaux.open_run(run, data=other)) is None
     floats = artifacts._pixels(torch.tensor([[[[-1.0, 3.0]]]]))
     np.testing.assert_allclose(floats, [[[[0.0, 1.0]]]])
     with pytest.raises(ValueError, match="Not a batch of images"):
@@ -151,7 +151,7 @@ def test_runs_are_distinguished_by_their_recipes(full_run: Path, tmp_path: Path)
     for name, seed, rho in (("a", 0, 0.1), ("b", 1, 0.1), ("c", 0, 0.2), ("d", 0, 0.2)):
         root = copy_run(full_run, tmp_path / name)
         changed = plateaux.Recipe.from_dict({**RECIPE, "seed": seed, "method": {**RECIPE["method"], "rho": rho}})  # type: ignore[dict-item]
-        replace(Run.open(root), recipe=changed)._write()
+        replace(Run.open(root), experiment=Experiment(changed))._write()
         roots.append(root)
     inputs = read_inputs(roots)
     assert [(each.name, each.repetition) for each in inputs.sections] == [

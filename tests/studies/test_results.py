@@ -158,7 +158,7 @@ def test_costs_of_an_untrusted_method_are_unknown(run: Run, tmp_path: Path) -> N
     root = Path(shutil.copytree(run.store.root, tmp_path / "run"))
     recipe = run.recipe.to_dict()
     untrusted = Recipe.from_dict({**recipe, "method": {**recipe["method"], "name": "os:remove"}})
-    replace(Run.open(root), recipe=untrusted)._write()
+    replace(Run.open(root), experiment=Experiment(untrusted))._write()
     assert cost_rows(Run.open(root)) == {}
 
 
