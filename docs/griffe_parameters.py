@@ -181,7 +181,6 @@ MEANINGS = {
     "DataPartition.prefix_method": "the method that this one equals before the first partition",
     "GradRequest.at": "the weights at which to compute the gradient; the current weights if not given",
     "GradRequest.rows": "the samples to use",
-    "GradRequest.weight": "weights of the samples",
     "GradRequest.local": "use only the samples of this worker",
     "GradRequest.average": "average the gradient over data-parallel workers",
     "GradRequest.mean_over": "number of samples to divide by",
