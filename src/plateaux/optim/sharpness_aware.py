@@ -31,7 +31,13 @@ from plateaux.core.method import StepContext, Update
 from plateaux.core.types import TensorTree
 from plateaux.optim.forward_records import ForwardRecords
 from plateaux.optim.sam import (
-    asam_direction, count_gradients, min_fraction, plain_gradient, sam, sam_direction, sam_on_subset,
+    asam_direction,
+    count_gradients,
+    min_fraction,
+    plain_gradient,
+    sam,
+    sam_direction,
+    sam_on_subset,
 )  # fmt: skip
 
 NO_SECOND_GRADIENT = (
