@@ -19,6 +19,7 @@ from attacking import COUNTS, EXIT_CODES, IS_LONG
 from hf_folders import save_texts
 
 import plateaux
+from plateaux.config.experiment import Experiment
 
 TESTS = Path(__file__).parents[1]
 # Standard modules that a started process imports first, packages that commands import, and names in untrusted files.
@@ -272,8 +273,7 @@ STARTED = {
 def test_started_processes_run_no_code_of_the_current_folder(folder: Path, tmp_path: Path, words: list[str]) -> None:
     COUNTS["inputs"] += 1
     script = tmp_path / "plateaux"  # as pip installs it
-    script.write_text("from plateaux.config.experiment import Experiment
-from plateaux.cli import main\nif __name__ == '__main__':\n    main()\n")
+    script.write_text("from plateaux.cli import main\nif __name__ == '__main__':\n    main()\n")
     command = [sys.executable, str(script), *words, "--out", str(tmp_path / "out")]
     env = environment(tmp_path)
     ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)

@@ -38,7 +38,7 @@ from plateaux.optim.sam import (
     sam,
     sam_direction,
     sam_on_subset,
-)
+)  # fmt: skip
 
 NO_SECOND_GRADIENT = (
     "SharpnessAware.step() was called without a gradient at perturbed weights, which would be a step without SAM: "
@@ -374,12 +374,10 @@ class GradientState:
 
     def _context(self, size: int, mask: Tensor | None = None) -> StepContext:
         lr = float(self.optimizer.param_groups[0].get("lr", 1.0))
-        if mask is None:
-            return StepContext(size, lr, lr)
-        return StepContext(size, lr, lr, mask, min_fraction(self.model, size, share=1 / self._processes()))
+        smallest = 0.0 if mask is None else min_fraction(self.model, size, share=1 / self._processes())
+        return StepContext(size, lr, lr, mask, smallest)
 
     def _processes(self) -> int:
-        """Return the number of processes that share a batch."""
         is_ddp = isinstance(self.model, DistributedDataParallel)
         return dist.get_world_size(self.model.process_group) if is_ddp else 1  # type: ignore[arg-type]
 
