@@ -190,6 +190,18 @@ def test_a_hash_covers_constants_and_is_the_same_in_every_process(write: Callabl
     assert source_hash(torch.nn.Linear) is None, "code of libraries does not count"
 
 
+def test_a_counter_is_no_part_of_the_code(write: Callable[..., ModuleType]) -> None:
+    counting = (
+        NETS.replace("        return 2 * x", "        global calls\n        calls += 1\n        return 2 * x")
+        + "calls = 0\n"
+    )
+    nets = write(own_nets=counting)
+    before = source_hash(nets.Scale)
+    nets.Scale()(1)
+    assert nets.calls == 1
+    assert source_hash(nets.Scale) == before
+
+
 def test_other_data_than_those_in_the_run_folder_are_refused(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(90, 4)).astype(np.float32)
     run = plateaux.fit(x, x.argmax(1) % 3, model="mlp", out=tmp_path / "run", members=1, epochs=1)

@@ -11,6 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dis import get_instructions
 from functools import partial
 from hashlib import blake2b
 from textwrap import dedent
@@ -107,8 +108,10 @@ def _references(subject: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _names(code: CodeType) -> set[str]:
+    """Return the names that a function reads; one that it assigns with `global`, such as a counter, is no constant."""
     inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
-    return set(code.co_names) | set(code.co_freevars) | set().union(*inner)
+    counters = {each.argval for each in get_instructions(code) if each.opname == "STORE_GLOBAL"}
+    return (set(code.co_names) | set(code.co_freevars)).union(*inner) - counters
 
 
 def _is_user_code(subject: Any) -> bool:
