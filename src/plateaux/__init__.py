@@ -49,7 +49,8 @@ if _typing.TYPE_CHECKING:
     from plateaux.optim.sample_sharpness import SampleSharpness
     from plateaux.optim.sharpness_aware import SharpnessAware
     from plateaux.storage.import_weights import import_weights
-    from plateaux.storage.run import Run, open_run
+    from plateaux.storage.open_run import open_run
+    from plateaux.storage.run import Run
     from plateaux.training.callbacks import Callback
     from plateaux.training.fit_arrays import fit
     from plateaux.training.from_arrays import from_arrays
@@ -166,7 +167,8 @@ _MODULES = {
     "optim.sample_sharpness": ("SampleSharpness",),
     "optim.sharpness_aware": ("SharpnessAware",),
     "storage.import_weights": ("import_weights",),
-    "storage.run": ("Run", "open_run"),
+    "storage.open_run": ("open_run",),
+    "storage.run": ("Run",),
     "training.callbacks": ("Callback",),
     "training.fit_arrays": ("fit",),
     "training.from_arrays": ("from_arrays",),

@@ -20,7 +20,7 @@ from plateaux.loss_landscape import plots, render
 from plateaux.loss_landscape.plots import LandscapeFigure
 from plateaux.loss_landscape.session import ProbeOptions
 from plateaux.loss_landscape.slices import LossCurve, LossGrid, Mark
-from plateaux.storage.run import open_run
+from plateaux.storage.open_run import open_run
 from plateaux.training.train import train
 
 TRUST = ("cases",)

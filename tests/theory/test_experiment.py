@@ -23,7 +23,15 @@ from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.stats.intervals import interval_from_stderr, t_interval
 from plateaux.theory import Setting, SimulationResult, theorem1
 from plateaux.theory.captions import captions, deviation_percent, format_largest
-from plateaux.theory.experiment import Experiment, FigurePlot, Pair, Point, plotted_bounds, predict, run_experiment
+from plateaux.theory.experiment import (
+    FigurePlot,
+    Pair,
+    Point,
+    TheoryExperiment,
+    plotted_bounds,
+    predict,
+    run_experiment,
+)
 from plateaux.theory.figures import draw_figures
 from plateaux.theory.record import deviations, record
 from plateaux.theory.verdicts import judge_claims, judge_sam_bounds, judge_sam_diversity, judge_subsets, judge_trade_off
@@ -35,7 +43,7 @@ pytestmark = pytest.mark.xdist_group("experiment")  # one worker runs the experi
 
 
 @pytest.fixture(scope="module")
-def experiment() -> Experiment:
+def experiment() -> TheoryExperiment:
     return run_experiment(matrices=8, starts=6, density=3, steps=20, base=BASE)
 
 
@@ -54,7 +62,7 @@ def test_simultaneous_intervals_are_wider() -> None:
     assert (from_stderr.low, from_stderr.high) == pytest.approx((one.low, one.high))
 
 
-def test_settings_are_the_papers(experiment: Experiment) -> None:
+def test_settings_are_the_papers(experiment: TheoryExperiment) -> None:
     assert list(experiment.figures) == ["1b", "2", "9", "10", "11"]
     assert [len(plots) for plots in experiment.figures.values()] == [2, 1, 2, 9, 9]
     ten = [setting for plot in experiment.figures["10"] for setting in plot.curves["SAM"]]
@@ -69,7 +77,7 @@ def test_settings_are_the_papers(experiment: Experiment) -> None:
     assert Setting() == replace(Setting(), n=3000, d=150, variance=0.1, radius=0.01)
 
 
-def test_pairs_have_equal_bounds_and_converge_where_they_should(experiment: Experiment) -> None:
+def test_pairs_have_equal_bounds_and_converge_where_they_should(experiment: TheoryExperiment) -> None:
     assert {pair.formula for pair in experiment.pairs} == {"printed", "corrected"}
     for pair in experiment.pairs:
         for setting in (pair.full, pair.subsets):
@@ -85,7 +93,7 @@ def test_a_bound_that_the_other_curve_does_not_have_is_left_out() -> None:
     assert plotted_bounds({"1b": [plot]}) == []
 
 
-def test_every_number_that_is_drawn_is_recorded(experiment: Experiment) -> None:
+def test_every_number_that_is_drawn_is_recorded(experiment: TheoryExperiment) -> None:
     found = json.loads(json.dumps(record(experiment), allow_nan=False))
     assert (found["matrices"], found["starts"], found["seed"]) == (8, 6, 0)
     drawn = [s for plots in experiment.figures.values() for p in plots for c in p.curves.values() for s in c]
@@ -107,7 +115,7 @@ def test_every_number_that_is_drawn_is_recorded(experiment: Experiment) -> None:
         assert point["stable"] == setting.stable
 
 
-def test_captions_contain_the_numbers(experiment: Experiment) -> None:
+def test_captions_contain_the_numbers(experiment: TheoryExperiment) -> None:
     words = captions(experiment)
     assert set(words) == set(experiment.figures)
     assert re.search(r"where SAM converges, .* subsets are \d\.\d to \d\.\d times as diverse", words["1b"])
@@ -125,7 +133,7 @@ def test_percentages_are_short(values: list[float], words: str) -> None:
     assert format_largest(np.array(values)) == words
 
 
-def test_figures_are_drawn_and_equal_numbers_give_equal_files(experiment: Experiment) -> None:
+def test_figures_are_drawn_and_equal_numbers_give_equal_files(experiment: TheoryExperiment) -> None:
     few = replace_figures(experiment, ("1b", "2", "10"))
     files = draw_figures(few)
     assert sorted(files) == [
@@ -142,11 +150,11 @@ def test_figures_are_drawn_and_equal_numbers_give_equal_files(experiment: Experi
     assert draw_figures(one).items() <= files.items()
 
 
-def replace_figures(experiment: Experiment, names: tuple[str, ...]) -> Experiment:
+def replace_figures(experiment: TheoryExperiment, names: tuple[str, ...]) -> TheoryExperiment:
     return replace(experiment, figures={name: experiment.figures[name] for name in names})
 
 
-def made_up(off_by: float, *, spread: float = 0.01, sharp: float = 0.97, rho: float = 0.1) -> Experiment:
+def made_up(off_by: float, *, spread: float = 0.01, sharp: float = 0.97, rho: float = 0.1) -> TheoryExperiment:
     """Return an experiment of one setting, its diversity off the corrected formula by that share."""
     setting = Setting(rho=rho)
     says = predict(setting)
@@ -154,7 +162,7 @@ def made_up(off_by: float, *, spread: float = 0.01, sharp: float = 0.97, rho: fl
     diversity = says["corrected"].diversity * (1 + off_by + spread * noise)
     sharpness = says["corrected"].upper * (sharp + spread * noise)
     point = Point(setting, SimulationResult(diversity, sharpness), says)
-    return Experiment({}, [], {setting: point}, 20, 2, 0)
+    return TheoryExperiment({}, [], {setting: point}, 20, 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -191,14 +199,16 @@ def test_near_the_threshold_the_verdict_is_inconclusive() -> None:
     assert judge_sam_bounds(wide)["corrected"]["verdict"] == "inconclusive"
 
 
-def pair_of(more: float, spread: float = 1e-3) -> Experiment:
+def pair_of(more: float, spread: float = 1e-3) -> TheoryExperiment:
     whole, some = Setting(), Setting(parts=10)
     noise = np.linspace(-1, 1, 20)
     points = {
         each: Point(each, SimulationResult(0.01 + shift + spread * noise**power, np.ones(20)), predict(each))
         for each, shift, power in ((whole, 0.0, 1), (some, more, 2))
     }
-    return Experiment({}, [Pair("printed", 0.1, whole, some), Pair("corrected", 0.1, whole, some)], points, 20, 2, 0)
+    return TheoryExperiment(
+        {}, [Pair("printed", 0.1, whole, some), Pair("corrected", 0.1, whole, some)], points, 20, 2, 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,7 +218,7 @@ def test_the_trade_off_is_judged_by_the_difference(more: float, verdict: str) ->
     assert judge_trade_off(pair_of(more))["printed"]["verdict"] == verdict
 
 
-def test_all_claims_are_judged_by_both_formulas(experiment: Experiment) -> None:
+def test_all_claims_are_judged_by_both_formulas(experiment: TheoryExperiment) -> None:
     found = judge_claims(experiment)
     assert [each["claim"] for each in found] == [14, 15, 16, 17]
     for each in found:
@@ -222,14 +232,14 @@ def test_all_claims_are_judged_by_both_formulas(experiment: Experiment) -> None:
     assert abs(means["corrected"]) < abs(means["printed"])
 
 
-def test_the_table_has_a_row_for_each_figure(experiment: Experiment) -> None:
+def test_the_table_has_a_row_for_each_figure(experiment: TheoryExperiment) -> None:
     rows = deviations(experiment)
     assert [row[0] for row in rows] == list(experiment.figures)
     assert all(len(row) == 7 for row in rows)
 
 
-def command(monkeypatch: pytest.MonkeyPatch, experiment: Experiment) -> typer.Typer:
-    def short(**options: Any) -> Experiment:
+def command(monkeypatch: pytest.MonkeyPatch, experiment: TheoryExperiment) -> typer.Typer:
+    def short(**options: Any) -> TheoryExperiment:
         options["progress"](WorkDone(1, 1))
         return replace_figures(experiment, ("2",))
 
@@ -241,7 +251,7 @@ def command(monkeypatch: pytest.MonkeyPatch, experiment: Experiment) -> typer.Ty
 
 
 def test_the_command_writes_figures_and_numbers(
-    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    experiment: TheoryExperiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = command(monkeypatch, experiment)
     out = tmp_path / "new" / "folder"
@@ -254,7 +264,7 @@ def test_the_command_writes_figures_and_numbers(
     assert [each["claim"] for each in stored["claims"]] == [14, 15, 16, 17]
 
 
-def test_the_command_prints_two_tables_in_a_terminal(experiment: Experiment) -> None:
+def test_the_command_prints_two_tables_in_a_terminal(experiment: TheoryExperiment) -> None:
     from rich.console import Console
 
     console = Console(width=110, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
@@ -267,7 +277,7 @@ def test_the_command_prints_two_tables_in_a_terminal(experiment: Experiment) -> 
 
 
 def test_without_matplotlib_the_error_names_the_extra(
-    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    experiment: TheoryExperiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(RecipeError, match=r"plateaux\[report\]"):

@@ -21,6 +21,7 @@ from plateaux.evaluation.loading import load_members
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.models.backbone import BackboneWithHead
 from plateaux.storage.feature_cache import prepare_features, through_backbone
+from plateaux.storage.open_run import check_code
 from plateaux.storage.run import Run, RunLike
 from plateaux.storage.stored_data import build_run_data
 
@@ -30,7 +31,7 @@ class LoadedRun:
 
     def __init__(self, run: RunLike, options: EvalOptions = DEFAULT_OPTIONS) -> None:
         self.run = run = Run.open(run)
-        run.check_code()  # also if all logits are cached, and no network is loaded
+        check_code(run)  # also if all logits are cached, and no network is loaded
         self.components, self.options = run.components, options
         components = run.components
         self.recipe = run.resolved_recipe()

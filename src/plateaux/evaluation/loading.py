@@ -12,6 +12,7 @@ from plateaux.core.errors import RunError
 from plateaux.core.runtime import get_device
 from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.ensembles.ensemble import Ensemble
+from plateaux.storage.open_run import check_code
 from plateaux.storage.run import Run, RunLike
 
 
@@ -29,7 +30,7 @@ def load_members(run: Run, numbers: Sequence[int]) -> list[torch.nn.Module]:
     components = replace(components, model_configs=run.info.model_configs or {})
     data = components.data or data_splits_info(run)
     modules = build_members(recipe, data, numbers, components)
-    run.check_code(modules)
+    check_code(run, modules)
     shared = run.shared()
     for number, module in zip(numbers, modules, strict=True):
         names = shared_param_names(recipe, module)

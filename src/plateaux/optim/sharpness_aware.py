@@ -29,16 +29,8 @@ from plateaux.core.errors import TrainingLoopError
 from plateaux.core.member import at_params, preserve_module_buffers
 from plateaux.core.method import StepContext, Update
 from plateaux.core.types import TensorTree
+from plateaux.optim import sam as updates
 from plateaux.optim.forward_records import ForwardRecords
-from plateaux.optim.sam import (
-    asam_direction,
-    count_gradients,
-    min_fraction,
-    plain_gradient,
-    sam,
-    sam_direction,
-    sam_on_subset,
-)  # fmt: skip
 
 NO_SECOND_GRADIENT = (
     "SharpnessAware.step() was called without a gradient at perturbed weights, which would be a step without SAM: "
@@ -153,8 +145,8 @@ class SharpnessAware(torch.optim.Optimizer):
         The parts are the other samples, the samples of the mask, and those again at perturbed weights; or the whole
         batch, if the mask contains all samples or none.
         """
-        direction = asam_direction(0.01) if self.adaptive else sam_direction
-        update = sam(self.rho, direction=direction)
+        direction = updates.asam_direction(0.01) if self.adaptive else updates.sam_direction
+        update = updates.sam(self.rho, direction=direction)
         if mask is None:
             return self._gradients.perturbed(update)
         if mask.dtype != torch.bool or mask.ndim != 1:
@@ -162,7 +154,9 @@ class SharpnessAware(torch.optim.Optimizer):
                 f"mask has dtype {mask.dtype} and shape {list(mask.shape)}; it must contain one boolean per sample, [B]"
             )
         return self._gradients.mixed(
-            sam_on_subset(update, warmup=plain_gradient), mask, passes=count_gradients(update, 1)
+            updates.sam_on_subset(update, warmup=updates.plain_gradient),
+            mask,
+            passes=updates.count_gradients(update, 1),
         )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -374,7 +368,7 @@ class GradientState:
 
     def _context(self, size: int, mask: Tensor | None = None) -> StepContext:
         lr = float(self.optimizer.param_groups[0].get("lr", 1.0))
-        smallest = 0.0 if mask is None else min_fraction(self.model, size, share=1 / self._processes())
+        smallest = 0.0 if mask is None else updates.min_fraction(self.model, size, share=1 / self._processes())
         return StepContext(size, lr, lr, mask, smallest)
 
     def _processes(self) -> int:

@@ -10,14 +10,13 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plateaux.config.code import changed_code, code_hashes
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe, diff, fingerprint
@@ -36,12 +35,7 @@ BEGIN_TIMEOUT_S = 60.0
 OWN_NAME = re.compile(r"resume-\d+-\d+\.pt|best-\d+\.safetensors|weights\.safetensors|log/\d+-\d+\.jsonl")
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from plateaux.config.components import Model
-    from plateaux.core.method import LossFn
     from plateaux.core.types import TensorTree
-    from plateaux.data.sources import DataSplits, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +91,8 @@ class Run:
         return str(self.store.root)
 
     @classmethod
-    def open(cls, root: RunLike, components: Components | None = None) -> Run:
+    def open(cls, root: RunLike, components: Components | None = None, *, check_recipe: bool = True) -> Run:
         """Open an existing run by its folder, its URL, or a `Run` object, which is read again."""
-        return cls._open(root, components)
-
-    @classmethod
-    def _open(cls, root: RunLike, components: Components | None = None, *, check: bool = True) -> Run:
         accept_changes = isinstance(root, Run) and root.accept_changes
         if isinstance(root, Run):
             components = root.components if components is None else components
@@ -120,7 +110,7 @@ class Run:
                 "Use the version that wrote it"
             )
         tree = store.get_json("run.json")  # formats before 3 have no digests, so the format is checked first
-        digest = str(tree.get("recipe_digest")) if check else None
+        digest = str(tree.get("recipe_digest")) if check_recipe else None
         recipe = Recipe.parse(store.get("recipe.toml", digest).decode(errors="replace"), where=f"{root}/recipe.toml")
         experiment = Experiment(recipe, components or NO_COMPONENTS)
         return cls(store, experiment, RunInfo.from_dict(tree, store.root / "run.json"), accept_changes)
@@ -149,7 +139,7 @@ class Run:
     ) -> Run:
         if store.has("run.json"):
             # A kill may have separated the recipe from its digest; both are written again below.
-            old = cls._open(root, check=False)
+            old = cls.open(root, check_recipe=False)
             changes = diff(old.recipe.identity(), experiment.recipe.identity())
             if changes:
                 raise RunError(
@@ -176,32 +166,12 @@ class Run:
         names = {str(i): self.member_name(i) for i in range(self.recipe.members)}
         self.store.put_json("run.json", {**self.info.to_dict(), "recipe_digest": digest, "members": names})
 
-    def without_stored_data(self) -> Run:
-        """Return this run without data in memory that the run folder contains; they are read from there when used."""
-        if self.components.data is None or not self.components.data.keep_in_run:
-            return self
-        return replace(self, experiment=Experiment(self.recipe, replace(self.components, data=None)))
-
-    def check_code(self, networks: Iterable[nn.Module] = ()) -> None:
-        """Raise RunError if code that the weights depend on has changed since the training, or record the change."""
-        hashes = code_hashes(self.recipe, self.components, networks)
-        changed = changed_code(self.info.code, hashes)
-        if not changed:
-            return
-        if not self.accept_changes:
-            raise RunError(
-                f"The code of the {' and the '.join(changed)} is not that of the training of {self}. Restore it, or "
-                "record the change: plateaux.open_run(path, ..., accept_changes=True)"
-            )
-        code = {**self.info.code, **{name: hashes[name] for name in changed}}
-        info = self.info.with_changes(replace(self.info, code=code))
-        self._update({"code": code, "accepted_changes": info.to_dict()["accepted_changes"]})
-
     def record_calibration(self, digest: str) -> None:
         """Record that the run is calibrated, and the digest of the calibration, so that its loss is noticed."""
-        self._update({"calibration_digest": digest})
+        self.update_info({"calibration_digest": digest})
 
-    def _update(self, values: Mapping[str, Any]) -> None:
+    def update_info(self, values: Mapping[str, Any]) -> None:
+        """Replace values of run.json."""
         with self.store.lock(BEGIN_LOCK, timeout=BEGIN_TIMEOUT_S):
             self.store.put_json("run.json", {**self.store.get_json("run.json"), **values})
 
@@ -361,36 +331,6 @@ class Run:
     def put_shared(self, weights: TensorTree) -> None:
         if weights and not self.store.has(SHARED):
             self._written[SHARED] = self.store.put_tensors(SHARED, weights, {"format": "pt", "plateaux": "shared"})
-
-
-def open_run(
-    path: RunLike,
-    *,
-    data: DataSplits | None = None,
-    model: Model | None = None,
-    loss: LossFn | None = None,
-    unlabeled: Source | None = None,
-    trust: Sequence[str] = (),
-    download: bool = False,
-    accept_changes: bool = False,
-) -> Run:
-    """Open a run that was trained before, with the objects that were passed to `train` in Python.
-
-    The code of models, methods, and losses, and the data, must be those of the training; otherwise the first use
-    raises an error that names what has changed.
-
-    Args:
-        path: The run folder, or its URL.
-        data: The data that the run was trained with. Data of `plateaux.from_arrays` are read from the run folder.
-        model: The model that the run was trained with.
-        loss: The loss that the run was trained with.
-        unlabeled: The unlabeled samples that the run was trained with.
-        trust: Modules whose functions the recipe may call.
-        download: Allow downloads: of names `hf:user/name`, and of pretrained weights of timm.
-        accept_changes: Use code that has changed since the training; its first use records the change in the run.
-    """
-    run = Run.open(path, Components(data, model, loss, unlabeled, tuple(trust), download))
-    return replace(run, accept_changes=accept_changes)
 
 
 RunLike = Run | str | Path

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from plateaux.theory.experiment import FORMULAS, Experiment, FigurePlot, Formula, Point
+from plateaux.theory.experiment import FORMULAS, FigurePlot, Formula, Point, TheoryExperiment
 from plateaux.theory.phi import Floats
 
 Part = Literal["diversity", "upper", "lower"]
@@ -34,7 +34,7 @@ def format_largest(values: Floats) -> str:
     return f"{rounded:+.{digits}f} %" if rounded else "0 %"
 
 
-def captions(experiment: Experiment) -> dict[str, str]:
+def captions(experiment: TheoryExperiment) -> dict[str, str]:
     """Return the caption of each figure."""
     return {
         name: _trade_off(plots, experiment) if name == "1b" else _deviations(plots, experiment)
@@ -42,7 +42,7 @@ def captions(experiment: Experiment) -> dict[str, str]:
     }
 
 
-def _trade_off(plots: Sequence[FigurePlot], experiment: Experiment) -> str:
+def _trade_off(plots: Sequence[FigurePlot], experiment: TheoryExperiment) -> str:
     parts = []
     for pairs, regime in (
         ([pair for pair in experiment.pairs if not pair.full.stable], "in the paper's settings, where SAM diverges,"),
@@ -59,7 +59,7 @@ def _trade_off(plots: Sequence[FigurePlot], experiment: Experiment) -> str:
     return f"At equal sharpness bound: {'; '.join(parts)} (simulation of {experiment.matrices} matrices)."
 
 
-def _deviations(plots: Sequence[FigurePlot], experiment: Experiment) -> str:
+def _deviations(plots: Sequence[FigurePlot], experiment: TheoryExperiment) -> str:
     points = [experiment.points[each] for plot in plots for curve in plot.curves.values() for each in curve]
     diverging = sum(not point.setting.stable for point in points)
     parts: tuple[tuple[Part, str], ...] = (("diversity", "Diversity"), ("upper", "the upper bound of sharpness"))

@@ -55,7 +55,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Experiment:
+class TheoryExperiment:
     """All settings that are drawn or judged, simulated on the same random data."""
 
     figures: Mapping[str, Sequence[FigurePlot]]
@@ -76,7 +76,7 @@ def run_experiment(
     base: Setting | None = None,
     parts: int = PARTS,
     progress: Progress = log_messages,
-) -> Experiment:
+) -> TheoryExperiment:
     """Simulate all settings and compute both predictions for each.
 
     A curve has `density` settings; `base` replaces the size of the paper. The search for the most diverse setting at
@@ -92,7 +92,7 @@ def run_experiment(
     points = {each: Point(each, result, predict(each)) for each, result in zip(settings, results, strict=True)}
     stable = FigurePlot("SAM converges, best k and rho", "bound", _pair_curves(pairs))
     figures = {**figures, "1b": [*figures["1b"], stable]}
-    return Experiment(figures, pairs, points, matrices, starts, seed)
+    return TheoryExperiment(figures, pairs, points, matrices, starts, seed)
 
 
 def figure_settings(like: Setting, parts: int, density: int) -> dict[str, list[FigurePlot]]:

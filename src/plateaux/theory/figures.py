@@ -13,7 +13,7 @@ from plateaux.core.plot_style import BLACK, BLUE, ORANGE, RC_PARAMS, VERMILION
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.stats.intervals import interval_from_stderr
 from plateaux.theory.captions import Part, captions, deviation_percent, format_largest, predicted_values
-from plateaux.theory.experiment import FORMULAS, Experiment, FigurePlot, Formula, Point
+from plateaux.theory.experiment import FORMULAS, FigurePlot, Formula, Point, TheoryExperiment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ THEORY_STYLE = {
 }  # fmt: skip
 
 
-def draw_figures(experiment: Experiment) -> dict[str, bytes]:
+def draw_figures(experiment: TheoryExperiment) -> dict[str, bytes]:
     """Draw every figure as PNG and SVG, and return the contents by file name."""
     matplotlib, figures = (
         optional_import("matplotlib", extra="report"),
@@ -50,7 +50,7 @@ def draw_figures(experiment: Experiment) -> dict[str, bytes]:
     return files
 
 
-def _figure(name: str, plots: Sequence[FigurePlot], experiment: Experiment, new: type[Figure]) -> Figure:
+def _figure(name: str, plots: Sequence[FigurePlot], experiment: TheoryExperiment, new: type[Figure]) -> Figure:
     if name == "1b":
         return _trade_off(plots, experiment, new)
     if len(plots) < 3:
@@ -58,7 +58,7 @@ def _figure(name: str, plots: Sequence[FigurePlot], experiment: Experiment, new:
     return _grid(plots, experiment, new)
 
 
-def _trade_off(plots: Sequence[FigurePlot], experiment: Experiment, new: type[Figure]) -> Figure:
+def _trade_off(plots: Sequence[FigurePlot], experiment: TheoryExperiment, new: type[Figure]) -> Figure:
     """Draw Figure 1b: training on all data and on subsets in one plane of sharpness and diversity."""
     figure = new(figsize=(8.6, 4.2), layout="constrained")
     for axes, plot in zip(figure.subplots(1, len(plots)), plots, strict=True):
@@ -76,7 +76,7 @@ def _trade_off(plots: Sequence[FigurePlot], experiment: Experiment, new: type[Fi
     return figure
 
 
-def _with_ratios(plots: Sequence[FigurePlot], experiment: Experiment, new: type[Figure]) -> Figure:
+def _with_ratios(plots: Sequence[FigurePlot], experiment: TheoryExperiment, new: type[Figure]) -> Figure:
     """Draw Figure 2 or 9: the plane above, and the deviation of the formulas from the simulation below."""
     figure = new(figsize=(max(5.5, 4.3 * len(plots)), 6.2), layout="constrained")
     above, below = figure.subplots(2, len(plots), squeeze=False, height_ratios=(1.6, 1))
@@ -89,7 +89,7 @@ def _with_ratios(plots: Sequence[FigurePlot], experiment: Experiment, new: type[
     return figure
 
 
-def _grid(plots: Sequence[FigurePlot], experiment: Experiment, new: type[Figure]) -> Figure:
+def _grid(plots: Sequence[FigurePlot], experiment: TheoryExperiment, new: type[Figure]) -> Figure:
     """Draw Figure 10 or 11: nine planes, each with the largest deviation of the formulas from the simulation."""
     figure = new(figsize=(8.6, 9.2), layout="constrained")
     for axes, plot in zip(figure.subplots(3, 3).flat, plots, strict=True):
@@ -102,7 +102,7 @@ def _grid(plots: Sequence[FigurePlot], experiment: Experiment, new: type[Figure]
     return figure
 
 
-def _plane(axes: Axes, plot: FigurePlot, experiment: Experiment, *, labels: bool = True) -> None:
+def _plane(axes: Axes, plot: FigurePlot, experiment: TheoryExperiment, *, labels: bool = True) -> None:
     """Draw diversity against sharpness: bounds as lines, simulation as points."""
     for name, settings in plot.curves.items():
         points = [experiment.points[each] for each in settings]
@@ -122,7 +122,7 @@ def _plane(axes: Axes, plot: FigurePlot, experiment: Experiment, *, labels: bool
         axes.set_ylabel("diversity")
 
 
-def _ratios(axes: Axes, plot: FigurePlot, experiment: Experiment) -> None:
+def _ratios(axes: Axes, plot: FigurePlot, experiment: TheoryExperiment) -> None:
     """Draw the deviation of diversity and upper bound from the simulation, in percent, with its 95 % interval."""
     (settings,) = plot.curves.values()
     points = [experiment.points[each] for each in settings]
@@ -166,7 +166,7 @@ def _scale(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> Non
     axis.set_minor_locator(ticker.NullLocator())
 
 
-def _deviation_text(plot: FigurePlot, experiment: Experiment) -> str:
+def _deviation_text(plot: FigurePlot, experiment: TheoryExperiment) -> str:
     (settings,) = plot.curves.values()
     points = [experiment.points[each] for each in settings]
     parts: tuple[tuple[Part, str], ...] = (("diversity", "diversity"), ("upper", "upper bound"))

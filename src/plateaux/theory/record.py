@@ -7,12 +7,12 @@ from typing import Any
 
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.theory.captions import captions, deviation_percent, format_largest
-from plateaux.theory.experiment import FORMULAS, Experiment, FigurePlot, Point
+from plateaux.theory.experiment import FORMULAS, FigurePlot, Point, TheoryExperiment
 from plateaux.theory.phi import Floats
 from plateaux.theory.verdicts import judge_claims
 
 
-def record(experiment: Experiment) -> dict[str, Any]:
+def record(experiment: TheoryExperiment) -> dict[str, Any]:
     """Return the contents of theory.json."""
     texts = captions(experiment)
     figures = {
@@ -23,7 +23,7 @@ def record(experiment: Experiment) -> dict[str, Any]:
     return {"format": 1, **sizes, "figures": figures, "claims": judge_claims(experiment)}
 
 
-def deviations(experiment: Experiment) -> list[list[str]]:
+def deviations(experiment: TheoryExperiment) -> list[list[str]]:
     """Return for each figure the largest deviation of the printed and the corrected formulas from the simulation."""
     rows = []
     for name, plots in experiment.figures.items():
@@ -38,7 +38,7 @@ def deviations(experiment: Experiment) -> list[list[str]]:
     return rows
 
 
-def _plot_record(plot: FigurePlot, experiment: Experiment) -> dict[str, Any]:
+def _plot_record(plot: FigurePlot, experiment: TheoryExperiment) -> dict[str, Any]:
     curves = {name: [_point(experiment.points[each]) for each in curve] for name, curve in plot.curves.items()}
     return {"title": plot.title, "varies": plot.varies, "curves": curves}
 

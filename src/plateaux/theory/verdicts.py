@@ -14,7 +14,7 @@ import numpy as np
 
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.stats.intervals import interval_from_stderr
-from plateaux.theory.experiment import FORMULAS, Experiment, Formula, Pair, Point
+from plateaux.theory.experiment import FORMULAS, Formula, Pair, Point, TheoryExperiment
 from plateaux.theory.phi import Floats
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive"]
@@ -29,19 +29,19 @@ EQUALITY = (
 BOUND = "in no setting does the interval of the simulated mean, all holding at once with 95 %, lie beyond a bound"
 
 
-def judge_claims(experiment: Experiment) -> list[dict[str, Any]]:
+def judge_claims(experiment: TheoryExperiment) -> list[dict[str, Any]]:
     """Return the answers to all four claims."""
     judges = (judge_sam_diversity, judge_sam_bounds, judge_subsets, judge_trade_off)
     return [judge_claim(experiment) for judge_claim in judges]
 
 
-def judge_sam_diversity(experiment: Experiment) -> dict[str, Any]:
+def judge_sam_diversity(experiment: TheoryExperiment) -> dict[str, Any]:
     """Claim 14: on the quadratic, SAM's diversity is phi(2k, 0) sigma^2."""
     answers = _by_formula(_points(experiment, False), _judge_equality)
     return _answer(14, "SAM's diversity on the quadratic is phi(2k, 0) sigma^2", EQUALITY, answers)
 
 
-def judge_sam_bounds(experiment: Experiment) -> dict[str, Any]:
+def judge_sam_bounds(experiment: TheoryExperiment) -> dict[str, Any]:
     """Claim 15: Theorem 1's bounds hold, and the simulation lies close to the upper one."""
 
     def judge_both(points: Sequence[Point], formula: Formula) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def judge_sam_bounds(experiment: Experiment) -> dict[str, Any]:
     return _answer(15, "Theorem 1's bounds hold, and simulation lies close to the upper one", criterion, answers)
 
 
-def judge_subsets(experiment: Experiment) -> dict[str, Any]:
+def judge_subsets(experiment: TheoryExperiment) -> dict[str, Any]:
     """Claim 16: Theorem 2's diversity and bound hold."""
 
     def judge_both(points: Sequence[Point], formula: Formula) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def judge_subsets(experiment: Experiment) -> dict[str, Any]:
     return _answer(16, "Theorem 2's diversity and bound hold", f"diversity: {EQUALITY}; sharpness: {BOUND}", answers)
 
 
-def judge_trade_off(experiment: Experiment) -> dict[str, Any]:
+def judge_trade_off(experiment: TheoryExperiment) -> dict[str, Any]:
     """Claim 17: at equal sharpness bound, training on subsets gives more diversity."""
 
     def judge_pairs(formula: Formula) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def judge_trade_off(experiment: Experiment) -> dict[str, Any]:
     return _answer(17, claim, criterion, {formula: judge_pairs(formula) for formula in FORMULAS})
 
 
-def _points(experiment: Experiment, on_subsets: bool) -> list[Point]:
+def _points(experiment: TheoryExperiment, on_subsets: bool) -> list[Point]:
     return [point for point in experiment.points.values() if (point.setting.parts > 1) is on_subsets]
 
 
@@ -151,7 +151,7 @@ def _judge_bounds(points: Sequence[Point], formula: Formula) -> dict[str, Any]:
     return answer
 
 
-def _judge_differences(experiment: Experiment, pairs: Sequence[Pair]) -> dict[str, Any]:
+def _judge_differences(experiment: TheoryExperiment, pairs: Sequence[Pair]) -> dict[str, Any]:
     """Judge whether training on subsets is more diverse at each sharpness bound."""
     rows: list[dict[str, Any]] = []
     for pair in pairs:

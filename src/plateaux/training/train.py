@@ -29,6 +29,7 @@ from plateaux.core.progress import Message, Progress, ProgressEvent, log_message
 from plateaux.core.runtime import get_device
 from plateaux.data.sources import DataSplits, Source
 from plateaux.storage.feature_cache import prepare_features, training_sources, with_cached_features
+from plateaux.storage.open_run import without_stored_data
 from plateaux.storage.remote_fs import parse_address
 from plateaux.storage.run import Run, RunLike
 from plateaux.storage.run_info import AutotuneInfo
@@ -129,7 +130,7 @@ def train_experiment(
         if failures:
             raise _combine_failures(failures)
         _clean_up(run, executor)
-    return run.without_stored_data()
+    return without_stored_data(run)
 
 
 def _send(listeners: Sequence[Progress], event: ProgressEvent) -> None:

@@ -70,12 +70,7 @@ class Trainer:
         shared_loader = build_loader(self.recipe, self.data, 0, shared=True, device=self.device, ids=self.train_ids)
         self.steps = shared_loader.steps()
         states = build_train_states(
-            self.run.experiment,
-            self.data,
-            numbers,
-            self.executor,
-            device=self.device,
-            steps=self.steps,
+            self.run.experiment, self.data, numbers, self.executor, device=self.device, steps=self.steps
         )
         self.shared_lr_schedulers = shared_lr_schedulers(states)
         if self.job.stop > self.job.start[0]:
