@@ -56,6 +56,8 @@ lint:  ## format, lint, types, layers, security and workflows, without the tests
 test:  ## the unit tests that are fast and start no process (MORE=tests/deploy adds to them)
 	$(PYTHON) -m pytest -n 2 -m "not slow and not process and not nightly" $(addprefix tests/,$(UNIT)) $(MORE)
 
+# With a CPU build of torch and a CUDA build of torchvision, timm cannot be imported without its operators.
+pages bench: export PYTHONPATH := tests/torchvision_operators$(if $(PYTHONPATH),:$(PYTHONPATH))
 pages:  ## write the generated pages and pictures of the documentation again
 	$(PYTHON) docs/make_recipe_page.py
 	$(PYTHON) docs/make_cli_page.py

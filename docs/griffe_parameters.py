@@ -156,7 +156,6 @@ MEANINGS = {
     "Run.open.check_recipe": "check the digest of the recipe",
     "Run.accept_changes": "whether changed code is recorded instead of refused",
     "Run.update_info.values": "the new values by their key",
-    "Run.record_calibration.digest": "digest of the calibration",
     "metadata": "properties that are stored with the values",
     "Run.store": "the object store that holds the run folder",
     "info": "format, hashes of the members, and properties of the data",

@@ -301,7 +301,7 @@ def test_a_damaged_cascade_is_refused(run: Path, tmp_path: Path) -> None:
         tree = json.loads((copy / "calibration.json").read_text())
         tree["cascade"][name] = value
         opened = Run.open(copy)
-        opened.record_calibration(opened.store.put_json("calibration.json", tree))
+        opened.update_info({"calibration_digest": opened.store.put_json("calibration.json", tree)})
         with pytest.raises(StorageError, match=r"calibration\.json"):
             Calibration.read(Run.open(copy))
 

@@ -97,7 +97,7 @@ class Calibration:
         """Store the calibration in the run folder."""
         cascade_ids = {} if self.cascade_ids is None else {"cascade_ids": self.cascade_ids}
         run.store.put_tensors(IDS, {"ids": self.ids, **cascade_ids})
-        run.record_calibration(run.store.put_json(FILE, self.to_dict()))
+        run.update_info({"calibration_digest": run.store.put_json(FILE, self.to_dict())})
 
     @classmethod
     def read(cls, run: Run) -> Calibration:

@@ -66,6 +66,12 @@ def check_code(run: Run, networks: Iterable[nn.Module] = ()) -> None:
     run.update_info({"code": code, "accepted_changes": info.to_dict()["accepted_changes"]})
 
 
+def resolved(run: Run) -> Experiment:
+    """Return the experiment of a run with the autotuned precision and memory format."""
+    recipe = run.resolved_recipe()
+    return run.experiment if recipe is run.recipe else run.experiment.replaced(train=dict(recipe.train))
+
+
 def without_stored_data(run: Run) -> Run:
     """Return a run without data in memory that its folder contains; they are read from there when used."""
     if run.components.data is None or not run.components.data.keep_in_run:

@@ -116,14 +116,7 @@ class Run:
         return cls(store, experiment, RunInfo.from_dict(tree, store.root / "run.json"), accept_changes)
 
     @classmethod
-    def begin(
-        cls,
-        root: str | Path,
-        experiment: Experiment,
-        info: RunInfo,
-        *,
-        accept_changes: bool = False,
-    ) -> Run:
+    def begin(cls, root: str | Path, experiment: Experiment, info: RunInfo, *, accept_changes: bool = False) -> Run:
         """Open the run of this recipe, or create it. A folder with another recipe, data, or model code is rejected.
 
         With `accept_changes`, other data and model code are accepted and recorded.
@@ -166,10 +159,6 @@ class Run:
         names = {str(i): self.member_name(i) for i in range(self.recipe.members)}
         self.store.put_json("run.json", {**self.info.to_dict(), "recipe_digest": digest, "members": names})
 
-    def record_calibration(self, digest: str) -> None:
-        """Record that the run is calibrated, and the digest of the calibration, so that its loss is noticed."""
-        self.update_info({"calibration_digest": digest})
-
     def update_info(self, values: Mapping[str, Any]) -> None:
         """Replace values of run.json."""
         with self.store.lock(BEGIN_LOCK, timeout=BEGIN_TIMEOUT_S):
@@ -188,11 +177,6 @@ class Run:
         settings = {"precision": self.info.autotune.precision, "memory_format": self.info.autotune.memory_format}
         settings = {name: value for name, value in settings.items() if value is not None}
         return self.recipe.replaced(train=settings) if settings else self.recipe
-
-    def resolved(self) -> Experiment:
-        """Return the experiment with the autotuned precision and memory format."""
-        recipe = self.resolved_recipe()
-        return self.experiment if recipe is self.recipe else self.experiment.replaced(train=dict(recipe.train))
 
     def member_name(self, number: int) -> str:
         """Return a hash of everything that determines the weights of a member."""

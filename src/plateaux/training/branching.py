@@ -10,6 +10,7 @@ from plateaux.config.schema import fields, member_options
 from plateaux.core import registry
 from plateaux.core.errors import RunError
 from plateaux.core.method import DataPartition
+from plateaux.storage.open_run import resolved
 from plateaux.storage.run import MemberProgress, Run, sharpness_path
 
 
@@ -22,7 +23,7 @@ def shared_prefix(experiment: Experiment) -> dict[str, Any]:
 
 def branch_from(run: Run, parent: Run) -> None:
     """Copy the checkpoints that a parent run wrote at its first data partition to members that have not started."""
-    mine = {"recipe": shared_prefix(run.resolved()), "data": run.info.data.to_dict()}
+    mine = {"recipe": shared_prefix(resolved(run)), "data": run.info.data.to_dict()}
     theirs = {
         "recipe": shared_prefix(Experiment(_parent_recipe(parent, run), run.components)),
         "data": parent.info.data.to_dict(),

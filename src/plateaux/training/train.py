@@ -29,7 +29,7 @@ from plateaux.core.progress import Message, Progress, ProgressEvent, log_message
 from plateaux.core.runtime import get_device
 from plateaux.data.sources import DataSplits, Source
 from plateaux.storage.feature_cache import prepare_features, training_sources, with_cached_features
-from plateaux.storage.open_run import without_stored_data
+from plateaux.storage.open_run import resolved, without_stored_data
 from plateaux.storage.remote_fs import parse_address
 from plateaux.storage.run import Run, RunLike
 from plateaux.storage.run_info import AutotuneInfo
@@ -118,7 +118,7 @@ def train_experiment(
         branching.branch_from(run, parent)
     executor.barrier()
     _prepare_features(run, executor)
-    run_job = JobRunner(str(out), run.resolved(), executor)
+    run_job = JobRunner(str(out), resolved(run), executor)
     with closing(executor), track(run, executor) as trackers:
         listeners = (progress, trackers.handle, CallbackList(run, callbacks if executor.is_writer() else ()).handle)
         try:
