@@ -161,6 +161,23 @@ def test_an_accepted_change_is_recorded_and_then_compared(path: Path, write: Cal
         plateaux.load(opened(path, write()))
 
 
+@pytest.mark.parametrize("kind", ["soup", "imported"])
+def test_a_run_that_was_not_trained_is_bound_to_its_code(
+    path: Path, tmp_path: Path, write: Callable[..., ModuleType], kind: str
+) -> None:
+    run, out = opened(path, write()), tmp_path / "made"
+    if kind == "soup":
+        plateaux.soup(run, out, split="test", max_barrier=1e9)
+    else:
+        files = [run.store.root / "members" / str(number) / "weights.safetensors" for number in range(2)]
+        given = {"data": samples(), "model": write().net, "trust": ["own_methods"]}
+        plateaux.import_weights(out, plateaux.Recipe.from_dict(RECIPE), files, **given)
+    plateaux.evaluate(opened(out, write()), metrics="nll")
+    for changes in ({"own_helpers": HELPERS.replace("8", "4 + 4")}, {"own_nets": NETS.replace("2 * x", "3 * x")}):
+        with pytest.raises(RunError, match="The code of the"):
+            plateaux.evaluate(opened(out, write(**changes)), metrics="nll")
+
+
 def test_a_resume_with_a_changed_method_is_refused(path: Path, write: Callable[..., ModuleType]) -> None:
     recipe = plateaux.Recipe.from_dict({**RECIPE, "members": 3})
     nets = write(own_methods=METHODS.replace("* scale", "+ scale"))

@@ -106,6 +106,7 @@ def soup(
         inputs=info.inputs,
         preprocessing=info.preprocessing,
         model_configs=info.model_configs,
+        code=info.code,
     )
     made = Run.begin(out, Experiment(_single_member_recipe(evaluator), evaluator.components), described)
     copy_data(evaluator.run, made)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from plateaux.config.builders.data import build_data, eval_batches
 from plateaux.config.builders.model import build_member
+from plateaux.config.code import code_hashes
 from plateaux.config.components import Components, Model
 from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
@@ -89,6 +90,7 @@ def import_weights(
         inputs=checked.summary,
         preprocessing=splits.preprocessing,
         model_configs=None if model else model_configs(recipe.model.name, download=download),
+        code=code_hashes(recipe, components, modules),
     )
     run = Run.begin(out, Experiment(recipe, components), info)
     if data is not None and data.keep_in_run:
