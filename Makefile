@@ -54,7 +54,7 @@ lint:  ## format, lint, types, layers, security and workflows, without the tests
 	$(PYTHON) -m pre_commit validate-config
 
 test:  ## the unit tests that are fast and start no process (MORE=tests/deploy adds to them)
-	$(PYTHON) -m pytest -n 2 -m "not slow and not process and not nightly" $(addprefix tests/,$(UNIT)) $(MORE)
+	$(PYTHON) -m pytest -n 2 --dist loadgroup -m "not slow and not process and not nightly" $(addprefix tests/,$(UNIT)) $(MORE)
 
 # With a CPU build of torch and a CUDA build of torchvision, timm cannot be imported without its operators.
 pages bench: export PYTHONPATH := tests/torchvision_operators$(if $(PYTHONPATH),:$(PYTHONPATH))

@@ -27,7 +27,7 @@ from plateaux.config.components import NO_COMPONENTS
 from plateaux.core import tensor_tree
 from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch, TensorTree
-from plateaux.evaluation.loading import data_splits_info, load_members
+from plateaux.evaluation.loading import load_members
 from plateaux.loss_landscape.apgd import Ball, Norm, run_apgd
 from plateaux.loss_landscape.groups import Group, group_gradient, group_losses, split_groups
 from plateaux.loss_landscape.loss_surface import LossSurface
@@ -64,7 +64,7 @@ def loss_surfaces(
     batches = list(eval_batches(recipe, data, data.train, torch.arange(samples), batch_size=batch_size))
     for member in range(recipe.members) if members is None else members:
         if run.progress(member).weights_source:
-            module = load_members(run, data_splits_info(run), [member], NO_COMPONENTS)[0].eval()
+            module = load_members(run, [member])[0].eval()
             yield member, CountingSurface(MemberModule(module), batches, seed=member)
 
 
