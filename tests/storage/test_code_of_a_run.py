@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,8 +17,10 @@ import pytest
 import torch
 
 import plateaux
-from plateaux.config.code import source_hash
+from plateaux.config.code import code_hashes, source_hash
+from plateaux.config.components import NO_COMPONENTS
 from plateaux.core.errors import PlateauxError, RunError
+from plateaux.optim.losses import CrossEntropy
 
 HELPERS = "def width():\n    return 8  # units\n"
 METHODS = """
@@ -36,6 +39,7 @@ NETS = """
 from torch import nn
 
 import own_helpers
+from plateaux.optim.losses import CrossEntropy
 
 class Scale(nn.Module):
     def forward(self, x):
@@ -51,6 +55,15 @@ def net():
 
 def tanh_net():
     return nn.Sequential(nn.Linear(4, own_helpers.width()), nn.Tanh(), LAYERS["scale"](), nn.Linear(8, 3))
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def doubled_loss(outputs, batch):
+    return 2 * CrossEntropy()(outputs, batch)
 """
 FILES = {"own_helpers": HELPERS, "own_methods": METHODS, "own_nets": NETS}
 RECIPE = {
@@ -133,6 +146,52 @@ def test_another_model_with_equal_shapes_is_refused(path: Path, write: Callable[
         USES[use](opened(path, nets, model=nets.tanh_net))
 
 
+def train_linear(out: Path, **passed: Any) -> plateaux.Run:
+    """Train a model that is called as `torch.nn.Linear`, and has its parameters."""
+    model = {"name": "own", "in_features": 4, "out_features": 3}
+    recipe = plateaux.Recipe.from_dict({**RECIPE, "model": model, "method": {"name": "deep_ensemble"}})
+    return plateaux.train(recipe, out, data=samples(), **passed)
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("trained", ["own", "library"])
+def test_a_library_class_and_an_own_class_are_different_models(
+    tmp_path: Path, write: Callable[..., ModuleType], use: str, trained: str
+) -> None:
+    own, library = write().Doubled, torch.nn.Linear
+    model, other = (own, library) if trained == "own" else (library, own)
+    train_linear(tmp_path, model=model)
+    USES[use](plateaux.open_run(tmp_path, data=samples(), model=model))
+    with pytest.raises(RunError, match="The code of the model is not that of the training"):
+        USES[use](plateaux.open_run(tmp_path, data=samples(), model=other))
+    with pytest.raises(RunError, match=r"code of model: .*torch\.nn\.modules\.linear\.Linear"):
+        train_linear(tmp_path, model=other)
+
+
+def test_a_library_loss_and_an_own_loss_are_different_losses(tmp_path: Path, write: Callable[..., ModuleType]) -> None:
+    own, library = write().doubled_loss, CrossEntropy()
+    for folder, loss, other in ((tmp_path / "own", own, library), (tmp_path / "library", library, own)):
+        train_linear(folder, model=torch.nn.Linear, loss=loss)
+        with pytest.raises(RunError, match=r"code of loss: .*plateaux\.optim\.losses\.CrossEntropy"):
+            train_linear(folder, model=torch.nn.Linear, loss=other)
+
+
+def test_a_run_without_a_record_of_its_library_model_is_not_refused(
+    tmp_path: Path, write: Callable[..., ModuleType]
+) -> None:
+    run = train_linear(tmp_path, model=torch.nn.Linear)
+    assert run.info.code == {"model": "torch.nn.modules.linear.Linear"}
+    run.update_info({"code": {}})
+    for model in (torch.nn.Linear, write().Doubled):
+        assert plateaux.load(plateaux.open_run(tmp_path, data=samples(), model=model))
+
+
+@pytest.mark.parametrize("name", ["mlp", "timm:resnet18", "hf:user/name"])
+def test_a_model_of_a_library_that_the_recipe_names_has_no_record(name: str) -> None:
+    recipe = plateaux.Recipe.from_dict({"model": {"name": name}, "data": {"name": "hf:user/data"}})
+    assert code_hashes(recipe, NO_COMPONENTS) == {}
+
+
 @pytest.mark.parametrize("use", ["evaluate", "calibrate", "predict", "probe_landscape"])
 def test_other_data_of_equal_shape_are_refused(path: Path, write: Callable[..., ModuleType], use: str) -> None:
     with pytest.raises(RunError, match="samples have changed since this run was trained"):
@@ -205,6 +264,15 @@ def test_a_hash_covers_constants_and_is_the_same_in_every_process(write: Callabl
     assert source_hash(write().net) == first
     assert source_hash(write(own_helpers=HELPERS.replace("8", "4 + 4")).net) != first
     assert source_hash(torch.nn.Linear) is None, "code of libraries does not count"
+
+
+def test_equal_arguments_of_two_library_functions_have_different_hashes(write: Callable[..., ModuleType]) -> None:
+    assert source_hash(partial(torch.nn.LeakyReLU, 0.1)) == source_hash(partial(torch.nn.LeakyReLU, 0.1))
+    assert source_hash(partial(torch.nn.LeakyReLU, 0.1)) != source_hash(partial(torch.nn.ELU, 0.1))
+    assert source_hash(partial(torch.Tensor.add, 1)) != source_hash(partial(torch.Tensor.sub, 1))
+    text = "from functools import partial\n" + NETS.replace("nn.Tanh()", "ACT()") + "ACT = partial(nn.{}, 0.1)\n"
+    first, second = (source_hash(write(own_nets=text.replace("{}", name)).tanh_net) for name in ("LeakyReLU", "ELU"))
+    assert first != second
 
 
 def test_a_counter_is_no_part_of_the_code(write: Callable[..., ModuleType]) -> None:

@@ -1,7 +1,7 @@
 """A hash of the code outside of Plateaux that the weights of a run depend on: its model, method, loss, and data set.
 
 The hash covers a function or class and everything of the user that it refers to: functions, classes, and plain values
-of its module and of imported modules. Comments, formatting, and libraries do not count.
+of its module and of imported modules. Comments, formatting, and the source of libraries do not count.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ast
 import inspect
 import re
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dis import get_instructions
 from functools import partial
@@ -27,17 +28,17 @@ from plateaux.core.errors import UnknownNameError
 if TYPE_CHECKING:
     from torch import nn
 
-LIBRARIES = ("torch", "plateaux", *sys.stdlib_module_names)
+# Functions that `exec` defines belong to `builtins`, but they are code of the user.
+LIBRARIES = ("torch", "plateaux", *(sys.stdlib_module_names - {"builtins"}))
+LAYER = "layer "  # begins the section of a class of layers
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
-LAYER = "layer "
 
 
 def code_hashes(recipe: Recipe, components: Components, networks: Iterable[nn.Module] = ()) -> dict[str, str]:
     """Return a hash by section of the recipe, and by class of the layers of some networks.
 
-    What is code of Plateaux, or has no source, is left out.
+    A model or a loss of a library that was passed in Python has its name instead. What the recipe names in a library,
+    or what has no source, is left out.
     """
     found: dict[str, list[Any]] = {"model": [], "method": [], "loss": [], "data": []}
     names = {member_value("model.name", recipe.model.name, n, recipe.members) for n in range(recipe.members)}
@@ -49,15 +50,27 @@ def code_hashes(recipe: Recipe, components: Components, networks: Iterable[nn.Mo
     for cls in {type(layer) for network in networks for layer in network.modules()}:
         found[f"{LAYER}{cls.__module__}.{cls.__qualname__}"] = [cls]
     hashes = {section: source_hash(*subjects) for section, subjects in found.items() if subjects}
-    return {section: value for section, value in hashes.items() if value is not None}
+    for section, passed in (("model", components.model), ("loss", components.loss)):
+        if passed is not None:
+            hashes[section] = hashes.get(section) or _library_name(passed)
+    return {section: value for section, value in hashes.items() if value}
+
+
+def changed_code(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Return the sections whose code differs, and new classes of layers; a source that is missing is not compared."""
+    has_layers = any(name.startswith(LAYER) for name in old)
+    return [
+        name for name in new if (name in old or (has_layers and name.startswith(LAYER))) and old.get(name) != new[name]
+    ]
 
 
 def _get(kind: str, name: str, components: Components) -> list[Callable[..., Any]]:
-    """Return the plug-in, or nothing if the name is only a label of an object that was passed in Python."""
+    """Return the plug-in, or nothing if it is of a library, or if the name is a label of an object passed in Python."""
     try:
-        return [getattr(registry, kind).get(name, allow=components.trust)]
+        plugin = getattr(registry, kind).get(name, allow=components.trust)
     except UnknownNameError:
         return []
+    return [] if _library_name(plugin) else [plugin]
 
 
 def source_hash(*subjects: Any) -> str | None:
@@ -67,25 +80,43 @@ def source_hash(*subjects: Any) -> str | None:
     while waiting:
         subject = waiting.pop()
         if isinstance(subject, partial):
-            texts[f"arguments {len(texts)}"] = _ADDRESS.sub("", repr((subject.args, sorted(subject.keywords.items()))))
+            arguments = _ADDRESS.sub("", repr((subject.args, sorted(subject.keywords.items()))))
+            texts[f"arguments {len(texts)}"] = _library_name(subject.func) + arguments
             waiting.append(subject.func)
             continue
-        subject = inspect.unwrap(subject) if callable(subject) else subject
-        subject = subject if inspect.isroutine(subject) or inspect.isclass(subject) else type(subject)
+        subject = _definition(subject)
         if id(subject) in seen or not _is_user_code(subject):
             continue
         seen.add(id(subject))
         text = _source(subject)
         if text is None:
             return None
-        texts[f"{subject.__module__}.{subject.__qualname__}"] = text
+        texts[_qualified_name(subject)] = text
         for name, value in _references(subject):
             if isinstance(value, bool | int | float | str | tuple | None):
-                texts[f"{subject.__module__}.{subject.__qualname__}: {name}"] = repr(value)
+                texts[f"{_qualified_name(subject)}: {name}"] = repr(value)
             elif inspect.isroutine(value) or inspect.isclass(value) or isinstance(value, partial):
                 waiting.append(value)
     content = "\x1f".join(f"{name}\x1e{texts[name]}" for name in sorted(texts))
     return blake2b(content.encode(), digest_size=8).hexdigest() if texts else None
+
+
+def _definition(subject: Any) -> Any:
+    """Return the function or class that an object comes from."""
+    while isinstance(subject, partial):
+        subject = subject.func
+    subject = inspect.unwrap(subject) if callable(subject) else subject
+    return subject if inspect.isroutine(subject) or inspect.isclass(subject) else type(subject)
+
+
+def _library_name(subject: Any) -> str:
+    """Return the name of what comes from a library; code of the user has none."""
+    subject = _definition(subject)
+    return "" if _is_user_code(subject) else _qualified_name(subject)
+
+
+def _qualified_name(subject: Any) -> str:
+    return f"{getattr(subject, '__module__', None)}.{subject.__qualname__}"
 
 
 def _references(subject: Any) -> Iterator[tuple[str, Any]]:
@@ -98,10 +129,10 @@ def _references(subject: Any) -> Iterator[tuple[str, Any]]:
         functions = [subject]
     for function in functions:
         if isinstance(function, FunctionType):
-            closure = inspect.getclosurevars(function).nonlocals
+            scope = ChainMap(dict(inspect.getclosurevars(function).nonlocals), function.__globals__)
             names = sorted(_names(function.__code__))
-            for name in names:
-                value = closure.get(name, function.__globals__.get(name))
+            for name in filter(scope.__contains__, names):
+                value = scope[name]
                 yield name, value
                 if inspect.ismodule(value) and value.__name__.partition(".")[0] not in LIBRARIES:  # `nets.block()`
                     yield from ((f"{name}.{each}", vars(value)[each]) for each in names if each in vars(value))
@@ -135,11 +166,3 @@ def _source(subject: Any) -> str | None:
         return None
     except SyntaxError:  # a lambda inside an expression
         return text
-
-
-def changed_code(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Return the sections whose code differs, and new classes of layers; a source that is missing is not compared."""
-    has_layers = any(name.startswith(LAYER) for name in old)
-    return [
-        name for name in new if (name in old or (has_layers and name.startswith(LAYER))) and old.get(name) != new[name]
-    ]
