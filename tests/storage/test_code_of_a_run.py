@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import plateaux
+from plateaux.config.builders.model import build_members
 from plateaux.config.code import code_hashes, source_hash
 from plateaux.config.components import NO_COMPONENTS
 from plateaux.core.errors import PlateauxError, RunError
@@ -166,6 +167,21 @@ def test_a_library_class_and_an_own_class_are_different_models(
         USES[use](plateaux.open_run(tmp_path, data=samples(), model=other))
     with pytest.raises(RunError, match=r"code of model: .*torch\.nn\.modules\.linear\.Linear"):
         train_linear(tmp_path, model=other)
+
+
+def test_a_model_that_is_passed_to_a_run_whose_recipe_names_one_is_refused(tmp_path: Path) -> None:
+    recipe = plateaux.Recipe.from_dict(
+        {"members": 1, "data": {"name": "blobs"}, "model": {"name": "mlp"}, "train": {"epochs": 1}}
+    )
+    run = plateaux.train(recipe, tmp_path / "run")
+
+    def other() -> torch.nn.Module:
+        return build_members(recipe, run.experiment.data, [0])[0]
+
+    with pytest.raises(RunError, match="names its model, 'mlp'; open the run without model="):
+        plateaux.evaluate(plateaux.open_run(tmp_path / "run", model=other))
+    with pytest.raises(PlateauxError, match="model: named by the recipe -> "):
+        plateaux.train(recipe, tmp_path / "run", model=other)
 
 
 def test_a_library_loss_and_an_own_loss_are_different_losses(tmp_path: Path, write: Callable[..., ModuleType]) -> None:

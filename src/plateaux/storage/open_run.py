@@ -52,6 +52,8 @@ def open_run(
 
 def check_code(run: Run, networks: Iterable[nn.Module] = ()) -> None:
     """Raise RunError if code that the weights depend on has changed since the training, or record the change."""
+    if run.components.model is not None and run.info.model is None:
+        raise RunError(f"The recipe of {run} names its model, {run.recipe.model.name!r}; open the run without model=")
     hashes = code_hashes(run.recipe, run.components, networks)
     changed = changed_code(run.info.code, hashes)
     if not changed:

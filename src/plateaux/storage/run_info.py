@@ -130,6 +130,8 @@ class RunInfo:
         changes = diff(self.data.to_dict(), new.data.to_dict())
         if self.layers is not None and new.layers is not None:
             changes += diff(dict(self.layers), dict(new.layers), "model.layers.")
+        if self.model is None and new.model is not None:
+            changes.append(f"model: named by the recipe -> {new.model}")
         changes += diff(dict(self.model_configs or {}), dict(new.model_configs or {}), "model config ")
         changed = changed_code(self.code, new.code)
         codes = [{name: info.code[name] for name in changed if name in info.code} for info in (self, new)]
