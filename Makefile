@@ -27,6 +27,7 @@ setup:  ## make .venv with a pinned torch and every tool (BASE=python3.11, TORCH
 	.venv/bin/python -m pip install $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)" torchvision) "torch==$(TORCH)"
 	.venv/bin/python -m pip install hatchling
 	PIP_CONSTRAINT="$(CURDIR)/.venv/constraints.txt" .venv/bin/python -m pip install --no-build-isolation -e ".[$(EXTRAS)]"
+	.venv/bin/python -m pip install --no-deps --no-build-isolation -e papers
 
 check: lint  ## lint, and all tests of the library but those of check-faults and nightly
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup -m "not nightly" --ignore tests/attacks --ignore tests/integration
@@ -34,10 +35,11 @@ check: lint  ## lint, and all tests of the library but those of check-faults and
 check-faults:  ## runs that are killed, and hostile files and inputs
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup tests/attacks tests/integration/test_kill.py
 
-nightly: lint docs  ## everything: all laws, Ray, S3, the gallery, coverage, mutants
+nightly: lint docs  ## everything: all laws, Ray, S3, the gallery, coverage, mutants, the papers
 	@echo "lines marked cuda-only, left out of coverage: $$(grep -rhF '# cuda-only' --include='*.py' src | wc -l | tr -d ' ')"
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-config=pyproject.toml --cov-report=term
 	$(PYTHON) tests/mutation/run.py
+	cd papers && $(PYTHON) -m pytest -n $(WORKERS)
 
 format:  ## rewrite the sources in the one format
 	$(PYTHON) -m ruff format .
@@ -48,6 +50,7 @@ lint:  ## format, lint, types, layers, security and workflows, without the tests
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
 	$(IMPORTS)
+	cd papers && $(PYTHON) -m mypy && $(IMPORTS)
 	$(PYTHON) -m bandit -q -c pyproject.toml -r src
 	$(dir $(PYTHON))zizmor --offline --quiet .github
 	$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
@@ -61,11 +64,9 @@ pages bench: export PYTHONPATH := tests/torchvision_operators$(if $(PYTHONPATH),
 pages:  ## write the generated pages and pictures of the documentation again
 	$(PYTHON) docs/make_recipe_page.py
 	$(PYTHON) docs/make_cli_page.py
-	$(PYTHON) docs/make_papers_page.py
 	$(PYTHON) docs/make_architecture_picture.py
 	$(PYTHON) docs/make_sharpbalance_picture.py
 	$(PYTHON) docs/make_licenses_page.py
-	$(PYTHON) docs/make_result_pages.py
 
 docs:  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

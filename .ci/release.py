@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SBOM, SUMS = "plateaux.cdx.json", "SHA256SUMS"
 REQUIRED_FIELDS = ("Name", "Version", "Summary", "License-Expression", "Requires-Python", "Description-Content-Type")
 # What may be at the top level of the archives, so that caches, data and virtual environments are not published.
-IN_SDIST = {".ci", ".github", "benchmarks", "claims", "deployment", "docs", "recipes", "src", "studies", "tests"}
+IN_SDIST = {".ci", ".github", "benchmarks", "deployment", "docs", "recipes", "src", "tests"}
 
 
 def version_problems(root: Path, tags: Sequence[str] = (), tags_here: Sequence[str] = ()) -> list[str]:

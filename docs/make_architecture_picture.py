@@ -24,7 +24,7 @@ PICTURE = Path(__file__).parent / "images" / "architecture.svg"
 DESCRIPTIONS = {
     "cli": "commands, output, exit codes",
     "reports": "HTML, Markdown, JSON and CSV reports, figures",
-    "studies": "grids of recipes, comparisons, claims",
+    "studies": "grids of recipes, results, comparisons",
     "training": "planner and jobs, trainer, step, checkpoints, data partition",
     "loss_landscape": "loss surface, curvature, slices, plots",
     "serving": "HTTP service: batching, protocol, metrics, workers",
@@ -35,14 +35,13 @@ DESCRIPTIONS = {
     "ensembles": "Ensemble, combination, soups, selection, conformal sets",
     "integrations": "adapters for Lightning, Hugging Face, trackers",
     "methods": "training methods",
-    "theory": "SAM on least squares",
     "distributed": "process pool, Ray pool, executors",
     "data": "sources, loader, augmentation, corruptions",
     "models": "backbones, LoRA, pruning, freezing",
     "optim": "SAM family, losses, weight averaging, gradient norms",
     "core": "types, errors, registry, tensor trees, contracts of plug-ins, statistics",
 }
-ENTRY = "__main__"  # runs the command line; not drawn
+OPEN = {"__main__", "commands", "errors", "stats", "testing"}  # entry and public modules; not drawn
 WIDTH, MARGIN, GAP, TOP = 1000, 24, 12, 64
 LINE_HEIGHT, CHARACTER = 17, 6.9  # of text in 12 px
 
@@ -78,7 +77,7 @@ def read_contracts() -> tuple[list[list[str]], dict[str, list[str]]]:
         for module in each["modules"] if each["type"] == "independence" else ():
             folder = module.removeprefix("plateaux.").removesuffix(".*")
             plugins.setdefault(folder.partition(".")[0], []).append(folder)
-    return [layer for layer in layers if layer != [ENTRY]], plugins
+    return [layer for layer in layers if not OPEN.issuperset(layer)], plugins
 
 
 def _title(bottom: float) -> Iterator[str]:

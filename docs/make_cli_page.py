@@ -26,7 +26,7 @@ GROUPS = {
     "Train": ("train", "plan", "status", "verify", "import-weights"),
     "Evaluate": ("evaluate", "landscape", "calibrate", "predict", "soup", "select"),
     "Deploy": ("export", "serve", "push", "pull"),
-    "Compare": ("study", "report", "claims", "theory"),
+    "Compare": ("study", "report"),
     "Recipes and plug-ins": ("list", "recipe check", "recipe schema"),
 }
 HEAD = """\
@@ -42,7 +42,9 @@ TYPES = {str: "text", int: "integer", float: "number", Path: "path"}
 
 def page() -> str:
     """Return the page as Markdown."""
-    commands = dict(_commands("", typer.main.get_command(app)))
+    found = dict(_commands("", typer.main.get_command(app)))
+    # An installed package, such as plateaux-papers, may add commands; its own pages describe them.
+    commands = {name: each for name, each in found.items() if each.callback.__module__.startswith("plateaux.")}
     listed = [name for names in GROUPS.values() for name in names]
     assert sorted(listed) == sorted(commands), f"docs/make_cli_page.py: GROUPS differs: {set(listed) ^ set(commands)}"
     parts = [HEAD, *_overview(commands)]

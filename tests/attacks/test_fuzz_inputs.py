@@ -13,7 +13,6 @@ from attacking import IS_LONG, attack
 
 import plateaux
 from plateaux.core.errors import PlateauxError
-from plateaux.studies.claims import claim
 
 ROOT = Path(__file__).parents[2]
 FILES = 3000 if IS_LONG else 150
@@ -204,33 +203,6 @@ def test_mutated_studies_cause_no_traceback(tmp_path: Path, monkeypatch: pytest.
         file.write_bytes(content)
         _, _, problem = attack(["study", str(file), "--out", "study", "--dry-run"])
         problems += [(content, problem)] if problem else []
-    assert problems == []
-
-
-def test_mutated_claims_cause_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim, or its evidence, is mutated."""
-    monkeypatch.setattr(claim, "claims_dir", lambda: tmp_path)
-    rng = random.Random(3)
-    claims = [file.read_text("utf-8") for file in sorted(ROOT.glob("claims/*.toml"))]
-    names = [file.stem for file in sorted(ROOT.glob("claims/*.toml"))]
-    (tmp_path / "evidence").mkdir()
-    problems = []
-    for _ in range(FILES // 3):
-        at = rng.randrange(len(claims))
-        file, evidence = tmp_path / f"{names[at]}.toml", tmp_path / "evidence" / f"{names[at]}.json"
-        stored = ROOT / "claims" / "evidence" / evidence.name
-        content, measured = claims[at].encode(), stored.read_bytes() if stored.exists() else b"{}"
-        if rng.random() < 0.5:
-            content = mutate(claims[at], claims, rng)
-        else:
-            measured = mutate_json(measured, rng)
-        file.write_bytes(content)
-        evidence.write_bytes(measured)
-        words = ["claims", "--out", str(tmp_path / "page.md")] if rng.random() < 0.5 else ["claims", names[at]]
-        _, _, problem = attack(words)
-        problems += [(content, measured, problem)] if problem else []
-        file.unlink()
-        evidence.unlink()
     assert problems == []
 
 

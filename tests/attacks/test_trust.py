@@ -273,7 +273,7 @@ STARTED = {
 def test_started_processes_run_no_code_of_the_current_folder(folder: Path, tmp_path: Path, words: list[str]) -> None:
     COUNTS["inputs"] += 1
     script = tmp_path / "plateaux"  # as pip installs it
-    script.write_text("from plateaux.cli import main\nif __name__ == '__main__':\n    main()\n")
+    script.write_text("from plateaux.cli.main import main\nif __name__ == '__main__':\n    main()\n")
     command = [sys.executable, str(script), *words, "--out", str(tmp_path / "out")]
     env = environment(tmp_path)
     ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)

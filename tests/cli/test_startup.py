@@ -20,7 +20,7 @@ SLOW = {"torch", "numpy", "safetensors", "matplotlib", "ray", "rich"}
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 HELP_OF_ALL = """
 import sys
-from plateaux.cli import app
+from plateaux.cli.main import app
 for words in ([], ["recipe", "check"], ["recipe", "schema"], *([name] for name in sys.argv[1:])):
     app([*words, "--help"], prog_name="plateaux", standalone_mode=False)
 """
@@ -51,7 +51,7 @@ def test_help_of_every_command_is_printed_without_torch() -> None:
 
 
 def test_the_shell_completes_commands_without_torch() -> None:
-    program = "from plateaux.cli import app; app([], prog_name='plateaux')"
+    program = "from plateaux.cli.main import app; app([], prog_name='plateaux')"
     question = {"_PLATEAUX_COMPLETE": "complete_bash", "COMP_WORDS": "plateaux sta", "COMP_CWORD": "1"}
     packages, out = imported("-c", program, **question)
     assert packages & SLOW == set()

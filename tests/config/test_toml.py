@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from plateaux.cli.main import app
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
-from plateaux.studies.claims.claim import read_claims
 from plateaux.studies.study import Study
 
 LATIN1 = 'name = "Grün"\n'.encode("latin-1")
@@ -28,13 +27,13 @@ LATIN1 = 'name = "Grün"\n'.encode("latin-1")
         (b"a = '\x00'", "invalid character"),
     ],
 )
-@pytest.mark.parametrize("kind", ["recipe", "study", "claim"])
+@pytest.mark.parametrize("kind", ["recipe", "study"])
 def test_a_file_that_is_not_toml_is_reported_with_its_name(
     tmp_path: Path, kind: str, content: bytes, message: str
 ) -> None:
     file = tmp_path / "file.toml"
     file.write_bytes(content)
-    read = {"recipe": Recipe.load, "study": Study.load, "claim": lambda file: read_claims(file.parent)}[kind]
+    read = {"recipe": Recipe.load, "study": Study.load}[kind]
     with pytest.raises(RecipeError) as problem:
         read(file)
     assert "file.toml" in str(problem.value)

@@ -30,9 +30,9 @@ from plateaux.evaluation.predict import predict
 from plateaux.evaluation.predictions import MemberOutputs, error_probability, predict_all
 from plateaux.evaluation.splits import eval_split
 from plateaux.evaluation.tables import to_markdown
-from plateaux.storage.generated_files import WRITERS
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
+from plateaux.testing import write_data
 from plateaux.training.train import train
 
 RECIPE = {
@@ -259,7 +259,7 @@ def test_other_datasets_need_no_labels_and_have_no_guarantee(run: Path) -> None:
 
 
 def test_only_missing_corruptions_are_skipped(tmp_path: Path, log_lines: list[str]) -> None:
-    WRITERS["cifar10"](tmp_path / "data", {})
+    write_data("cifar10", tmp_path / "data")
     data = {"name": "cifar10", "root": str(tmp_path / "data"), "batch_size": 8}
     train(Recipe.from_dict({**RECIPE, "members": 3, "data": data, "train": {"epochs": 1}}), tmp_path / "run")
     calibrate(tmp_path / "run", split="test", fraction=0.5, fit=FIT)

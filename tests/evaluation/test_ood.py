@@ -23,7 +23,7 @@ from plateaux.evaluation.ood import detect_ood, parse_ood_suites
 from plateaux.evaluation.predict import predict
 from plateaux.evaluation.splits import EvalSplit, ResizedSource, ood_split
 from plateaux.evaluation.tables import result_tables
-from plateaux.storage.generated_files import WRITERS
+from plateaux.testing import write_data
 from plateaux.training.train import train
 
 RECIPE = {
@@ -167,7 +167,7 @@ def test_metrics_without_labels_are_computed_on_the_other_samples(run: Path) -> 
 @pytest.fixture
 def cifar_run(tmp_path: Path) -> Path:
     """A run on generated files of CIFAR-10, with all published corruptions next to them."""
-    WRITERS["cifar10"](tmp_path / "data", {})
+    write_data("cifar10", tmp_path / "data")
     data = {"name": "cifar10", "root": str(tmp_path / "data"), "batch_size": 8}
     train(Recipe.from_dict({**RECIPE, "data": data, "model": {"name": "cnn", "channels": [4]}}), tmp_path / "run")
     return tmp_path / "run"

@@ -48,7 +48,6 @@ from plateaux.models.architectures.resnet import resnet8
 from plateaux.storage.run import Run
 from plateaux.studies.results import read_results
 from plateaux.studies.runner import StudyRunner
-from plateaux.studies.smoke import smoke_study
 from plateaux.studies.study import Study
 from plateaux.training import trainer
 from plateaux.training.job_records import JobRecord, load_records
@@ -496,15 +495,9 @@ def test_a_study_on_two_nodes_equals_a_local_one(nodes: Nodes, tmp_path: Path) -
     compare_study_on_cluster(str(file), Study.load(file), tmp_path, nodes, runs=2)
 
 
-@pytest.mark.skipif(not LONG, reason="two minutes: PLATEAUX_LONG=1 runs it")
-def test_the_smoke_test_of_a_paper_study_on_two_nodes_equals_a_local_one(nodes: Nodes, tmp_path: Path) -> None:
-    study = smoke_study(Study.load("lu2024_table5_albert"), tmp_path / "ray" / "generated")
-    compare_study_on_cluster("lu2024_table5_albert", study, tmp_path, nodes, "--smoke", runs=3)
-
-
-def compare_study_on_cluster(name: str, study: Study, folder: Path, nodes: Nodes, *options: str, runs: int) -> None:
+def compare_study_on_cluster(name: str, study: Study, folder: Path, nodes: Nodes, runs: int) -> None:
     cluster = ["--executor", "ray", "--address", nodes.address, "--processes", "2"]
-    done = CliRunner().invoke(app, ["study", name, *options, "--out", str(folder / "ray"), *cluster])
+    done = CliRunner().invoke(app, ["study", name, "--out", str(folder / "ray"), *cluster])
     assert done.exit_code == 0, done.output
     there = read_results(folder / "ray")
     here = StudyRunner(study, folder / "local", components=GIVEN).run()

@@ -22,9 +22,9 @@ def definitions(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
                 yield str(path.relative_to(ROOT)), node
 
 
-def test_the_root_of_the_package_contains_only_packages() -> None:
+def test_the_root_of_the_package_contains_packages_and_public_modules() -> None:
     files = {path.name for path in ROOT.iterdir() if path.is_file()}
-    assert files == {"__init__.py", "__main__.py", "py.typed"}
+    assert files == {"__init__.py", "__main__.py", "py.typed", "commands.py", "errors.py", "stats.py", "testing.py"}
 
 
 def test_no_package_has_the_name_of_a_public_function() -> None:

@@ -218,13 +218,6 @@ def test_the_studies_of_the_repository_are_valid(file: Path) -> None:
         check(Experiment(task.recipe))
 
 
-def test_the_study_of_flatness_and_diversity_trains_both_rules_and_sam_from_one_span() -> None:
-    found = plan_runs(plan_trials(Study.load(STUDIES / "flat_and_diverse.toml")))
-    assert len(found) == 2 * 2 * (6 + 2)
-    assert sum(task.is_parent for task in found) == 2 * 2
-    assert sum(task.prefix is not None for task in found) == 2 * 2 * 2
-
-
 def test_the_study_in_the_documentation_is_valid() -> None:
     page = (STUDIES.parent / "docs" / "guides" / "compare.md").read_text(encoding="utf-8")
     text = page.partition('title="study.toml"\n')[2].partition("```")[0]

@@ -1,7 +1,3 @@
 """The command line: arguments, output, progress, and exit codes.
 
 A command calls the Python API and prints the result. The work itself belongs in the other packages."""
-
-from plateaux.cli.main import app, main
-
-__all__ = ["app", "main"]

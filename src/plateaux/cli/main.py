@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from inspect import getdoc
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 import plateaux
-from plateaux.cli import claims, evaluate, export, hub, landscape, predict, report, serve, study, theory, verify
+from plateaux.cli import evaluate, export, hub, landscape, predict, report, serve, study, verify
 from plateaux.cli.common import (
     AsJson,
     Changes,
@@ -50,7 +51,7 @@ recipes = typer.Typer(help="Check a recipe, or print the schema of all recipes."
 app.add_typer(recipes, name="recipe")
 for command in (
     evaluate.evaluate, evaluate.calibrate, predict.predict, evaluate.soup, evaluate.select, export.export,
-    landscape.landscape, study.study, report.report, theory.theory, claims.claims, verify.verify, serve.serve,
+    landscape.landscape, study.study, report.report, verify.verify, serve.serve,
     hub.push, hub.pull,
 ):  # fmt: skip
     app.command()(handle_errors(command))
@@ -369,5 +370,20 @@ def _first_line(file: Path) -> str:
     return file.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
 
 
+def _add_commands_of_packages() -> None:
+    """Add the commands of installed packages, such as plateaux-papers, that declare `plateaux.commands`."""
+    own = {info.name or getattr(info.callback, "__name__", "") for info in app.registered_commands} | {"recipe"}
+    for point in entry_points(group="plateaux.commands"):
+        source = f"The command {point.name!r} of the package {point.dist.name if point.dist else 'unknown'}"
+        if point.name in own:
+            error_console().print(f"{source} is left out, because plateaux has a command of that name", style="red")
+            continue
+        try:
+            app.command(point.name)(handle_errors(point.load()))
+        except Exception as problem:  # a broken package must not stop the commands of Plateaux
+            error_console().print(f"{source} could not be loaded: {problem!r}", style="red")
+
+
+_add_commands_of_packages()
 for info in app.registered_commands:  # shows the first line of each command in full instead of 45 characters
     info.short_help = (getdoc(info.callback) or "").split("\n", 1)[0]

@@ -1,7 +1,8 @@
-"""The built-in recipes, by name."""
+"""Recipes by name: those of Plateaux and of installed packages."""
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from plateaux.core.errors import RecipeError, suggest
@@ -12,7 +13,7 @@ def recipe_file(path: str) -> Path:
     if Path(path).is_file():
         return Path(path)
     files = builtin_recipes()
-    name = path.removesuffix(".toml").removeprefix("papers/")
+    name = path.removesuffix(".toml")
     if name in files:
         return files[name]
     raise RecipeError(f"There is no recipe file and no built-in recipe {path!r}; {suggest(name, files)}")
@@ -25,4 +26,14 @@ def builtin_recipes() -> dict[str, Path]:
 
 def _folders() -> list[Path]:
     package = Path(__file__).resolve().parents[1]
-    return [folder for folder in (package / "recipes", package.parents[1] / "recipes") if folder.is_dir()]
+    own = [folder for folder in (package / "recipes", package.parents[1] / "recipes") if folder.is_dir()]
+    return [*own, *folders_of_packages("recipes")]
+
+
+def folders_of_packages(kind: str) -> list[Path]:
+    """Return the folders with recipes or studies of installed packages.
+
+    An entry point of the group `plateaux.files` with the name `recipes` or `studies` has a sequence of folders as
+    its value.
+    """
+    return [Path(folder) for point in entry_points(group="plateaux.files", name=kind) for folder in point.load()]

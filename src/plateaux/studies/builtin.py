@@ -6,6 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+from plateaux.config.builtin import folders_of_packages
 from plateaux.config.toml import parse_toml, read_text
 from plateaux.core.errors import RecipeError, suggest
 
@@ -28,7 +29,7 @@ def study_file(path: str) -> Path:
 
 def builtin_studies() -> dict[str, Path]:
     """Return the files of the built-in studies by name."""
-    return {file.stem: file for folder in _folders() for file in sorted(folder.rglob("*.toml"))}
+    return {file.stem: file for folder in folders_of_packages("studies") for file in sorted(folder.rglob("*.toml"))}
 
 
 def product_name(paper: str, product: str) -> str:
@@ -48,8 +49,3 @@ def _files_by_product() -> dict[str, Path]:
         for product in tree.get("produces", ()):
             products.setdefault(product_name(name.partition("_")[0], str(product)), file)
     return products
-
-
-def _folders() -> list[Path]:
-    package = Path(__file__).resolve().parents[1]
-    return [folder for folder in (package / "study_files", package.parents[1] / "studies") if folder.is_dir()]

@@ -92,7 +92,7 @@ class StudyRunner:
             except DivergedError as problem:
                 problems.append(f"{todo[0]}: {problem}")
                 self._log(problems[-1])
-            done += self._cost(spec)
+            done += self.cost(spec)
         self._clean_up()  # files left by an interrupted process
         if problems:
             raise DivergedError("Some runs diverged; all others are finished:\n  " + "\n  ".join(problems))
@@ -284,10 +284,10 @@ class StudyRunner:
         """Return the estimated remaining time, from the time of the finished runs."""
         if not done:
             return ""
-        more = sum(self._cost(spec) for spec in missing)
+        more = sum(self.cost(spec) for spec in missing)
         return f"; about {format_duration((time.monotonic() - started) * more / done)} left"
 
-    def _cost(self, spec: RunSpec) -> float:
+    def cost(self, spec: RunSpec) -> float:
         experiment = Experiment(spec.recipe, self.components)
         return sum(count_passes(experiment, number) for number in range(spec.recipe.members))
 

@@ -81,7 +81,6 @@ class Study(ConfigSection):
     landscape: LandscapeConfig = LandscapeConfig()
     tables: tuple[TableConfig, ...] = ()
     figures: FiguresConfig = FiguresConfig()
-    smoke: dict[str, Any] = Field(default_factory=dict)  # recipe changes of a smoke test
 
     @classmethod
     def load(cls, path: str | Path) -> Study:

@@ -9,6 +9,7 @@ import pytest
 import quadratics
 import torch
 import torch.nn.functional as F
+from reference import released_apgd
 from torch import Tensor, nn
 
 from plateaux.core import registry, tensor_tree
@@ -20,7 +21,6 @@ from plateaux.loss_landscape.groups import group_gradient, group_losses, split_g
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.perturbations import perturbation_scale
 from plateaux.loss_landscape.probes.worst_case import worst_l2, worst_linf
-from studies import _released_apgd as released_apgd
 
 PROBES = {"l2": worst_l2, "linf": worst_linf}
 RADIUS = {"l2": 0.3, "linf": 0.05}

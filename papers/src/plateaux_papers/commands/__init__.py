@@ -1,0 +1,1 @@
+"""Commands that `plateaux` has while this package is installed."""

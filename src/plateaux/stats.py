@@ -1,0 +1,14 @@
+"""Means, confidence intervals, and seeds, as the tables of Plateaux use them."""
+
+from plateaux.core.seeds import derive_seed
+from plateaux.core.stats.estimates import mean_of_independent
+from plateaux.core.stats.intervals import Interval, interval_from_stderr, paired_t_interval, t_interval
+
+__all__ = [
+    "Interval",
+    "derive_seed",
+    "interval_from_stderr",
+    "mean_of_independent",
+    "paired_t_interval",
+    "t_interval",
+]
