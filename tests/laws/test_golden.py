@@ -232,8 +232,8 @@ SEED_LABELS = {
         "landscape",
         "meeting",
     ),
-    *("order", "parts", "pass", "present", "random", "relative_flatness", "sam_sharpness", "same", "sampled ids"),
-    *("search", "shared", "slice", "spectrum", "statistics", "theory", "unlabelled", "validation", "worst_"),
+    *("order", "pass", "present", "random", "relative_flatness", "sam_sharpness", "same", "sampled ids"),
+    *("search", "shared", "slice", "spectrum", "statistics", "unlabelled", "validation", "worst_"),
 }
 SEEDING = {"derive_seed", "generator", "_random_vectors"}  # the functions whose strings are parts of a seed
 
