@@ -22,7 +22,7 @@ from _common import Results, at_least, at_most, budget, paired, parse_flags, wri
 
 import plateaux
 from plateaux.core.registry import model
-from plateaux.deploy.loading import ModuleBackend
+from plateaux.prediction.load import ModuleBackend
 
 PARTS = ("call", "processes")
 

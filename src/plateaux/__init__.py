@@ -26,28 +26,28 @@ if _typing.TYPE_CHECKING:
     from plateaux.deploy.export import export
     from plateaux.deploy.hub import pull, push
     from plateaux.deploy.load import load_predictor
-    from plateaux.deploy.predictor import Predictor
     from plateaux.ensembles.cascade import CascadeOptions
     from plateaux.ensembles.ensemble import Ensemble
-    from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
-    from plateaux.evaluation.cascade import evaluate_cascade
     from plateaux.evaluation.evaluate import evaluate
     from plateaux.evaluation.evaluation import Evaluation
-    from plateaux.evaluation.loading import load
     from plateaux.evaluation.ood import detect_ood
     from plateaux.evaluation.options import EvalOptions
-    from plateaux.evaluation.predict import predict
-    from plateaux.evaluation.prediction_records import Predictions
     from plateaux.evaluation.results import MetricResult
     from plateaux.evaluation.robustness import robustness
-    from plateaux.evaluation.selection import EnsembleSelection, load_selection, select_members
-    from plateaux.evaluation.soup import soup
     from plateaux.loss_landscape.loss_surface import LossSurface
     from plateaux.loss_landscape.probe import Probe
     from plateaux.loss_landscape.run_probes import probe_landscape
     from plateaux.loss_landscape.session import ProbeOptions
     from plateaux.optim.sample_sharpness import SampleSharpness
     from plateaux.optim.sharpness_aware import SharpnessAware
+    from plateaux.prediction.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
+    from plateaux.prediction.cascade import evaluate_cascade
+    from plateaux.prediction.load import load
+    from plateaux.prediction.predict import predict
+    from plateaux.prediction.predictions import Predictions
+    from plateaux.prediction.predictor import Predictor
+    from plateaux.prediction.selection import EnsembleSelection, load_selection, select_members
+    from plateaux.prediction.soup import soup
     from plateaux.storage.import_weights import import_weights
     from plateaux.storage.open_run import open_run
     from plateaux.storage.run import Run
@@ -144,22 +144,22 @@ _MODULES = {
     "deploy.export": ("export",),
     "deploy.hub": ("pull", "push"),
     "deploy.load": ("load_predictor",),
-    "deploy.predictor": ("Predictor",),
+    "prediction.predictor": ("Predictor",),
     "ensembles.cascade": ("CascadeOptions",),
     "ensembles.ensemble": ("Ensemble",),
-    "evaluation.calibration": ("Calibration", "CalibrationOptions", "calibrate", "evaluate_calibration"),
-    "evaluation.cascade": ("evaluate_cascade",),
+    "prediction.calibration": ("Calibration", "CalibrationOptions", "calibrate", "evaluate_calibration"),
+    "prediction.cascade": ("evaluate_cascade",),
     "evaluation.evaluate": ("evaluate",),
     "evaluation.evaluation": ("Evaluation",),
-    "evaluation.loading": ("load",),
+    "prediction.load": ("load",),
     "evaluation.ood": ("detect_ood",),
     "evaluation.options": ("EvalOptions",),
-    "evaluation.predict": ("predict",),
-    "evaluation.prediction_records": ("Predictions",),
+    "prediction.predict": ("predict",),
+    "prediction.predictions": ("Predictions",),
     "evaluation.results": ("MetricResult",),
     "evaluation.robustness": ("robustness",),
-    "evaluation.selection": ("EnsembleSelection", "load_selection", "select_members"),
-    "evaluation.soup": ("soup",),
+    "prediction.selection": ("EnsembleSelection", "load_selection", "select_members"),
+    "prediction.soup": ("soup",),
     "loss_landscape.loss_surface": ("LossSurface",),
     "loss_landscape.probe": ("Probe",),
     "loss_landscape.run_probes": ("probe_landscape",),

@@ -27,10 +27,10 @@ from plateaux.data.preprocessing import Preprocessing, WordPiece
 from plateaux.data.summary import TensorSummary
 from plateaux.deploy import batch
 from plateaux.deploy.batch import BatchOptions, predict_files
-from plateaux.deploy.contract import InputContract
-from plateaux.deploy.input_files import InputReader, list_inputs
-from plateaux.deploy.inputs import prepare
 from plateaux.deploy.load import load_predictor
+from plateaux.prediction.contract import InputContract
+from plateaux.prediction.input_files import InputReader, list_inputs
+from plateaux.prediction.inputs import prepare
 from tests.cli.test_main import call
 
 SMALL = BatchOptions(part_size=7)

@@ -16,11 +16,11 @@ from torch import nn
 from plateaux.core.errors import RecipeError
 from plateaux.core.registry import dataset
 from plateaux.deploy.load import load_predictor
-from plateaux.deploy.loading import ModuleBackend, query_stages
 from plateaux.ensembles.cascade import Cascade, CascadeOptions
 from plateaux.ensembles.ensemble import Ensemble
-from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate
-from plateaux.evaluation.predict import predict
+from plateaux.prediction.calibration import Calibration, CalibrationOptions, calibrate
+from plateaux.prediction.load import ModuleBackend, query_stages
+from plateaux.prediction.predict import predict
 from plateaux.storage.run import Run
 
 pytestmark = pytest.mark.xdist_group("deployed_cascade")  # one worker trains the run once

@@ -18,8 +18,8 @@ from plateaux.core.errors import RunError, UnknownNameError, UntrustedCodeError
 from plateaux.core.progress import ProgressEvent, WorkDone
 from plateaux.core.row_names import MEAN_LOGIT, MEAN_OF_MEMBERS, MEAN_PROBABILITY
 from plateaux.evaluation.evaluate import STANDARD, evaluate
-from plateaux.evaluation.loading import load
 from plateaux.evaluation.options import EvalOptions
+from plateaux.prediction.load import load
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.training.train import train

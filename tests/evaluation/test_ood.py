@@ -18,11 +18,11 @@ from plateaux.data.corruptions.corrupt import CORRUPTIONS
 from plateaux.data.sources import DataSplits, Source, from_tensors
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.evaluation import Evaluation
-from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect_ood, parse_ood_suites
-from plateaux.evaluation.predict import predict
 from plateaux.evaluation.splits import EvalSplit, ResizedSource, ood_split
 from plateaux.evaluation.tables import result_tables
+from plateaux.prediction.load import load
+from plateaux.prediction.predict import predict
 from plateaux.testing import write_data
 from plateaux.training.train import train
 

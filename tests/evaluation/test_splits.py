@@ -16,10 +16,10 @@ from plateaux.core.errors import RunError, StorageError
 from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.data.corruptions.corrupt import Corrupted, corrupt
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.evaluation.loading import load
 from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.splits import eval_splits
+from plateaux.prediction.load import load
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 from tests.cli.test_main import call

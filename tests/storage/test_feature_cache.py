@@ -30,11 +30,11 @@ from plateaux.data.corruptions.corrupt import Corrupted
 from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource, from_tensors
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect_ood
 from plateaux.evaluation.options import EvalOptions
-from plateaux.evaluation.soup import soup
 from plateaux.models.backbone import Backbone
+from plateaux.prediction.load import load
+from plateaux.prediction.soup import soup
 from plateaux.storage import feature_cache
 from plateaux.storage.feature_cache import (
     FeatureSource,

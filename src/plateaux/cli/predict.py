@@ -97,7 +97,7 @@ def predict(
 def _predict_split(
     model: RunLike, split: str, out: Path, options: EvalOptions, shared: dict[str, Any], *, as_json: bool
 ) -> None:
-    from plateaux.evaluation.prediction_files import check_suffix
+    from plateaux.prediction.predictions import check_suffix
 
     check_suffix(out)
     with progress_bar("predicting") as progress:

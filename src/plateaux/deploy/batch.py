@@ -18,15 +18,14 @@ from plateaux.core.errors import DataError, PlateauxError, RecipeError
 from plateaux.core.progress import Progress, ProgressEvent, WorkDone, log_messages
 from plateaux.deploy.batch_parts import check_plan, finish, is_complete, write_part
 from plateaux.deploy.bundle import Bundle
-from plateaux.deploy.contract import InputContract
-from plateaux.deploy.input_files import InputReader, InputRef, list_inputs, split_parts
-from plateaux.deploy.inputs import PreparedInputs, concatenate_inputs, prepare
 from plateaux.deploy.load import is_bundle, load_predictor
-from plateaux.deploy.predictor import Predictor
 from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.distributed.process_pool import run_pool
-from plateaux.evaluation.prediction_files import check_suffix, encode
-from plateaux.evaluation.prediction_records import with_errors
+from plateaux.prediction.contract import InputContract
+from plateaux.prediction.input_files import InputReader, InputRef, list_inputs, split_parts
+from plateaux.prediction.inputs import PreparedInputs, concatenate_inputs, prepare
+from plateaux.prediction.predictions import check_suffix, encode, with_errors
+from plateaux.prediction.predictor import Predictor
 from plateaux.storage.run import Run, RunLike
 
 PART_SIZE = 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.deploy.bundle import Bundle
 from plateaux.deploy.manifest import MANIFEST
-from plateaux.deploy.predictor import MAX_BATCH, Predictor
+from plateaux.prediction.predictor import MAX_BATCH, Predictor
 from plateaux.storage.backends import open_store
 from plateaux.storage.run import Run, RunLike
 
@@ -38,7 +38,7 @@ def load_predictor(
         bundle = Bundle.open(run)
         _check_settings(bundle, ood_score, alpha)
         return bundle.predictor(bundle.onnx_backend(threads=threads), max_batch=max_batch)
-    from plateaux.deploy.loading import load_run_predictor
+    from plateaux.prediction.load import load_run_predictor
 
     return load_run_predictor(
         run,

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from plateaux.core.bounded import Count, Finite, PositiveCount
 from plateaux.core.errors import StorageError
-from plateaux.deploy.contract import InputContract
+from plateaux.prediction.contract import InputContract
 from plateaux.storage.digests import DigestError, check_json_digest, with_json_digest
 from plateaux.storage.json_shapes import parse_json, read_shape
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.deploy.manifest import QUERIED
-from plateaux.deploy.predictor import Arrays, Backend
+from plateaux.prediction.predictor import Arrays, Backend
 
 PREVIOUS = "previous_logits"  # an input of a stage: the logits of the members before it
 LOGITS, CONFIDENCE = "member_logits", "stage_confidence"  # outputs of a stage besides its answers

@@ -17,14 +17,14 @@ from plateaux.core.registry import dataset
 from plateaux.core.row_names import MEAN_PROBABILITY, row_name
 from plateaux.ensembles import conformal, selective
 from plateaux.ensembles.temperature import ORDERS, Order, apply
-from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.loading import load
+from plateaux.evaluation.member_outputs import MemberOutputs, error_probability, predict_all
 from plateaux.evaluation.options import EvalOptions
-from plateaux.evaluation.predict import predict
-from plateaux.evaluation.predictions import MemberOutputs, error_probability, predict_all
 from plateaux.evaluation.splits import eval_split
+from plateaux.prediction.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
+from plateaux.prediction.load import load
+from plateaux.prediction.predict import predict
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.training.train import train

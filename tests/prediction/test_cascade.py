@@ -23,13 +23,13 @@ from plateaux.ensembles import cascade as cascades
 from plateaux.ensembles import conformal, selective, temperature
 from plateaux.ensembles.cascade import CascadeOptions
 from plateaux.ensembles.ood_scores import OOD_SCORES
-from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
-from plateaux.evaluation.cascade import ROW, cascade_rows, evaluate_cascade
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.predict import predict
-from plateaux.evaluation.predictions import MemberOutputs, error_probability, predict_all
+from plateaux.evaluation.member_outputs import MemberOutputs, error_probability, predict_all
 from plateaux.evaluation.splits import eval_split
 from plateaux.evaluation.tables import to_markdown
+from plateaux.prediction.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
+from plateaux.prediction.cascade import ROW, cascade_rows, evaluate_cascade
+from plateaux.prediction.predict import predict
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.testing import write_data

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.deploy.contract import InputContract
-from plateaux.deploy.inputs import PreparedInputs, prepare
-from plateaux.evaluation.prediction_records import Predictions, Uncertainty, class_names, concatenate
+from plateaux.data.summary import class_names
+from plateaux.prediction.contract import InputContract
+from plateaux.prediction.inputs import PreparedInputs, prepare
+from plateaux.prediction.predictions import Predictions, Uncertainty, concatenate
 
 MAX_BATCH = 64  # inputs of one forward pass
 

@@ -15,15 +15,15 @@ from torch import Tensor
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.runtime import get_device, num_threads
 from plateaux.core.types import Inputs, first_tensor, map_tensors
-from plateaux.deploy.contract import InputContract
-from plateaux.deploy.predictor import MAX_BATCH, Arrays, Predictor
 from plateaux.ensembles.answers import Answers, AnswerSettings, answer_by_members, is_randomized
 from plateaux.ensembles.cascade import Cascade, stage_confidence
 from plateaux.ensembles.ensemble import Ensemble
-from plateaux.evaluation.calibration import Calibration
-from plateaux.evaluation.loading import load_members
-from plateaux.evaluation.predict import answer_settings, one_member_remark
-from plateaux.evaluation.prediction_records import NOT_CALIBRATED
+from plateaux.evaluation.loaded_run import load_members
+from plateaux.prediction.calibration import Calibration
+from plateaux.prediction.contract import InputContract
+from plateaux.prediction.predict import answer_settings, one_member_remark
+from plateaux.prediction.predictions import NOT_CALIBRATED
+from plateaux.prediction.predictor import MAX_BATCH, Arrays, Predictor
 from plateaux.storage.run import Run, RunLike
 
 logger = logging.getLogger(__name__)
@@ -145,3 +145,21 @@ def _settings(run: Run, ood_score: str, alpha: float | None) -> tuple[AnswerSett
         logger.warning("%s", remark)
         return replace(settings, conformal=None), remark
     return settings, one_member_remark(settings.cascade)
+
+
+def load(
+    run: RunLike,
+    *,
+    device: str | None = None,
+) -> Ensemble:
+    """Return the ensemble of a run as an `nn.Module`, ready to predict.
+
+    Args:
+        run: A run, its folder, or its URL.
+        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
+    """
+    opened = Run.open(run)
+    modules = load_members(opened, opened.trained_members())
+    info = opened.info.data
+    ensemble = Ensemble(modules, mean=info.mean, std=info.std, labels=info.labels)
+    return ensemble.to(get_device(device))

@@ -32,12 +32,12 @@ from plateaux.ensembles.conformal import Conformal
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.selective import RejectionThreshold
 from plateaux.ensembles.temperature import ORDERS, Order, Temperatures, calibrate_then_pool, pool_then_calibrate
-from plateaux.evaluation.cascade_fit import calibrated_log_p, check_cascade, fit_cascade, pool, reference_scores
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.member_outputs import MemberOutputs, error_probability, predict_all
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
-from plateaux.evaluation.predictions import MemberOutputs, error_probability, predict_all
 from plateaux.evaluation.splits import eval_split
+from plateaux.prediction.cascade_fit import calibrated_log_p, check_cascade, fit_cascade, pool, reference_scores
 from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.run import Run, RunLike
 

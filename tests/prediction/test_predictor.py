@@ -19,11 +19,10 @@ import plateaux
 from plateaux.core.errors import DataError, RecipeError, RunError
 from plateaux.core.registry import dataset
 from plateaux.deploy.load import load_predictor
-from plateaux.deploy.loading import ModuleBackend
-from plateaux.deploy.predictor import Predictor
-from plateaux.evaluation.calibration import CalibrationOptions, calibrate
-from plateaux.evaluation.loading import load
-from plateaux.evaluation.predict import predict
+from plateaux.prediction.calibration import CalibrationOptions, calibrate
+from plateaux.prediction.load import ModuleBackend, load
+from plateaux.prediction.predict import predict
+from plateaux.prediction.predictor import Predictor
 from plateaux.storage.run import Run
 
 RECIPE = digits_recipe(members=3)
@@ -168,7 +167,7 @@ def test_a_run_without_a_record_of_its_inputs_is_refused(uncalibrated: Path) -> 
     opened = Run.open(uncalibrated)
     bare = replace(opened, info=replace(opened.info, inputs=None))
     with pytest.raises(RunError, match="no record of the inputs"):
-        plateaux.deploy.contract.InputContract.from_run(bare)
+        plateaux.prediction.contract.InputContract.from_run(bare)
 
 
 def test_nan_answers_are_an_error(run: Path, images: torch.Tensor) -> None:

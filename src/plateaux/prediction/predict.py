@@ -8,15 +8,16 @@ from dataclasses import replace
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.progress import Progress, log_messages
 from plateaux.core.registry import dataset
+from plateaux.data.summary import class_names
 from plateaux.ensembles.answers import Answers, AnswerSettings, answer_by_members, is_randomized
 from plateaux.ensembles.cascade import Cascade
 from plateaux.ensembles.ood_scores import OOD_SCORES
-from plateaux.evaluation.calibration import Calibration
 from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.member_outputs import predict_all
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
-from plateaux.evaluation.prediction_records import NOT_CALIBRATED, Predictions, Uncertainty, class_names
-from plateaux.evaluation.predictions import predict_all
 from plateaux.evaluation.splits import eval_split, ood_split
+from plateaux.prediction.calibration import Calibration
+from plateaux.prediction.predictions import NOT_CALIBRATED, Predictions, Uncertainty
 from plateaux.storage.run import RunLike
 
 logger = logging.getLogger(__name__)

@@ -16,14 +16,14 @@ from plateaux.core.stats.estimates import mean, proportion
 from plateaux.core.types import Estimate
 from plateaux.ensembles.cascade import Cascade
 from plateaux.ensembles.log_probs import log_probabilities
-from plateaux.evaluation.calibration import Calibration, check_same_weights, without_fitted
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.member_outputs import MemberOutputs, predict_all
 from plateaux.evaluation.ood_sets import Suites, open_suites, skip_missing_data
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
-from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import EvalSplit, eval_splits
+from plateaux.prediction.calibration import Calibration, check_same_weights, without_fitted
 from plateaux.storage.run import RunLike
 
 logger = logging.getLogger(__name__)

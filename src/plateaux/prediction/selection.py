@@ -19,10 +19,10 @@ from plateaux.ensembles.ensemble import Ensemble
 from plateaux.ensembles.log_probs import log_probs
 from plateaux.ensembles.selection import Selection, select
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.loading import load
+from plateaux.evaluation.member_outputs import MemberOutputs, predict_all
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
-from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.splits import eval_split
+from plateaux.prediction.load import load
 from plateaux.storage.atomic import write_atomic
 from plateaux.storage.json_shapes import parse_json, read_shape
 from plateaux.storage.local_store import LocalStore

@@ -20,10 +20,10 @@ import plateaux
 from plateaux.core.errors import DataError
 from plateaux.data.preprocessing import Preprocessing
 from plateaux.data.summary import TensorSummary
-from plateaux.deploy.contract import InputContract
-from plateaux.deploy.inputs import prepare
 from plateaux.deploy.load import load_predictor
-from plateaux.evaluation.loading import load
+from plateaux.prediction.contract import InputContract
+from plateaux.prediction.inputs import prepare
+from plateaux.prediction.load import load
 from plateaux.storage.run import Run
 from tests.serving.conftest import running
 

@@ -14,9 +14,9 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.evaluation.loading import load
-from plateaux.evaluation.selection import EnsembleSelection, evaluate_selection, load_selection, select_members
-from plateaux.evaluation.soup import soup
+from plateaux.prediction.load import load
+from plateaux.prediction.selection import EnsembleSelection, evaluate_selection, load_selection, select_members
+from plateaux.prediction.soup import soup
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 from tests.cli.test_main import call
