@@ -17,7 +17,7 @@ from plateaux.evaluation.member_outputs import predict_all
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.splits import eval_split, ood_split
 from plateaux.prediction.calibration import Calibration
-from plateaux.prediction.predictions import NOT_CALIBRATED, Predictions, Uncertainty
+from plateaux.prediction.predictions import NOT_CALIBRATED, Predictions
 from plateaux.storage.run import RunLike
 
 logger = logging.getLogger(__name__)
@@ -64,24 +64,17 @@ def predict(
     compute = Answers(settings)
     found = compute(outputs.logits) if queried is None else answer_by_members(compute, outputs.logits, queried)
     answers = dict(zip(settings.outputs, found, strict=True))
-    sets = answers.get("prediction_set")
     if calibration is not None and randomized is not None:
-        sets = randomized.sets(calibration.log_p(outputs.logits), outputs.ids)
-    abstain = answers.get("abstain")
-    return Predictions(
-        answers["label"].numpy(),
-        answers["probability"].numpy(),
-        answers["probabilities"].numpy(),
-        Uncertainty(answers["entropy"].numpy(), answers["mutual_information"].numpy()),
-        answers["ood_score"].numpy(),
-        None if sets is None else sets.numpy(),
-        None if abstain is None else abstain.numpy(),
+        answers["prediction_set"] = randomized.sets(calibration.log_p(outputs.logits), outputs.ids)
+    if queried is not None:
+        answers["members_queried"] = queried
+    return Predictions.from_answers(
+        {name: values.numpy() for name, values in answers.items()},
         class_names(evaluator.data_info.labels, evaluator.data_info.classes),
-        tuple(str(number) for number in outputs.ids.tolist()),
-        ood_score,
-        calibration is not None,
-        NOT_CALIBRATED if calibration is None else one_member_remark(settings.cascade),
-        members_queried=None if queried is None else queried.numpy(),
+        names=tuple(str(number) for number in outputs.ids.tolist()),
+        ood_score=ood_score,
+        calibrated=calibration is not None,
+        remark=NOT_CALIBRATED if calibration is None else one_member_remark(settings.cascade),
     )
 
 

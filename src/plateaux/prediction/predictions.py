@@ -56,6 +56,35 @@ class Predictions:
     errors: tuple[str | None, ...] = ()  # [N] why an input has no prediction; its label is -1, other values are NaN
     members_queried: NDArray[np.int64] | None = None  # [N] by a cascade; None: all members, without a cascade
 
+    @classmethod
+    def from_answers(
+        cls,
+        answers: Mapping[str, NDArray[Any]],
+        class_names: tuple[str, ...],
+        *,
+        names: tuple[str, ...] = (),
+        ood_score: str,
+        calibrated: bool,
+        remark: str,
+    ) -> Predictions:
+        """Return answers by name, as a graph or the members compute them, as predictions."""
+        sets, abstain, queried = (answers.get(name) for name in ("prediction_set", "abstain", "members_queried"))
+        return cls(
+            answers["label"].astype(np.int64),
+            answers["probability"].astype(np.float64),
+            answers["probabilities"].astype(np.float64),
+            Uncertainty(answers["entropy"].astype(np.float64), answers["mutual_information"].astype(np.float64)),
+            answers["ood_score"].astype(np.float64),
+            None if sets is None else sets.astype(np.bool_),
+            None if abstain is None else abstain.astype(np.bool_),
+            class_names,
+            names,
+            ood_score,
+            calibrated,
+            remark,
+            members_queried=None if queried is None else queried.astype(np.int64),
+        )
+
     def __len__(self) -> int:
         return len(self.label)
 

@@ -13,7 +13,7 @@ from plateaux.core.errors import DataError, RecipeError
 from plateaux.data.summary import class_names
 from plateaux.prediction.contract import InputContract
 from plateaux.prediction.inputs import PreparedInputs, prepare
-from plateaux.prediction.predictions import Predictions, Uncertainty, concatenate
+from plateaux.prediction.predictions import Predictions, concatenate
 
 MAX_BATCH = 64  # inputs of one forward pass
 
@@ -78,19 +78,6 @@ class Predictor:
         return self._to_predictions(answers)
 
     def _to_predictions(self, answers: Arrays) -> Predictions:
-        sets, abstain, queried = (answers.get(name) for name in ("prediction_set", "abstain", "members_queried"))
-        return Predictions(
-            answers["label"].astype(np.int64),
-            answers["probability"].astype(np.float64),
-            answers["probabilities"].astype(np.float64),
-            Uncertainty(answers["entropy"].astype(np.float64), answers["mutual_information"].astype(np.float64)),
-            answers["ood_score"].astype(np.float64),
-            None if sets is None else sets.astype(np.bool_),
-            None if abstain is None else abstain.astype(np.bool_),
-            self.class_names,
-            (),
-            self.ood_score,
-            self.calibrated,
-            self.remark,
-            members_queried=None if queried is None else queried.astype(np.int64),
+        return Predictions.from_answers(
+            answers, self.class_names, ood_score=self.ood_score, calibrated=self.calibrated, remark=self.remark
         )
