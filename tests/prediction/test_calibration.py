@@ -15,6 +15,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.registry import dataset
 from plateaux.core.row_names import MEAN_PROBABILITY, row_name
+from plateaux.deploy.load import load_predictor
 from plateaux.ensembles import conformal, selective
 from plateaux.ensembles.temperature import ORDERS, Order, apply
 from plateaux.evaluation.evaluate import evaluate
@@ -144,10 +145,12 @@ def test_a_calibration_of_other_weights_is_refused(run: Path, tmp_path: Path) ->
         evaluate_calibration(tmp_path)
     calibrate(run)
     Calibration.read(Run.open(run)).write(Run.open(tmp_path))
-    with pytest.raises(RunError, match="have changed since it was calibrated"):
-        evaluate_calibration(tmp_path)
-    with pytest.raises(RunError, match="have changed since it was calibrated"):
-        predict(tmp_path)
+    refusals = []
+    for function in (evaluate_calibration, predict, load_predictor):
+        with pytest.raises(RunError, match="have changed since it was calibrated") as refusal:
+            function(tmp_path)
+        refusals.append(str(refusal.value))
+    assert len(set(refusals)) == 1
 
 
 def test_predictions_without_calibration_are_the_mean_probabilities(tmp_path: Path, log_lines: list[str]) -> None:
@@ -204,8 +207,12 @@ def test_predict_accepts_another_data_set_and_rejects_unknown_options(run: Path,
     with pytest.raises(RecipeError, match=r"calibrated for 0\.1, 0\.05"):
         predict(run, alpha=0.2)
     log_lines.clear()
-    assert predict(run, options=EvalOptions(members=[0, 1])).prediction_set is None
-    assert any("is for all members" in words for words in log_lines)
+    some = predict(run, options=EvalOptions(members=[0, 1]))
+    assert (some.prediction_set, some.calibrated) == (None, False)
+    assert some.remark in log_lines
+    assert "is for all members" in some.remark
+    with pytest.raises(RecipeError, match=r"alpha = 0\.1 was given, but .* is for all members"):
+        predict(run, alpha=0.1, options=EvalOptions(members=[0, 1]))
 
 
 def test_the_default_bound_is_guaranteed_and_a_threshold_without_one_is_warned_about(

@@ -127,6 +127,17 @@ class Calibration:
             stored.ood_reference,
         )
 
+    @classmethod
+    def of_weights(cls, run: Run) -> Calibration:
+        """Return the stored calibration if it was fitted for the weights that the run has now."""
+        calibration = cls.read(run)
+        if calibration.hashes != tuple(run.weights_hash(number) for number in run.trained_members()):
+            raise RunError(
+                f"The weights of {run} have changed since it was calibrated. Run: plateaux calibrate {run} --split "
+                f"{calibration.split}"
+            )
+        return calibration
+
 
 @dataclass(frozen=True, slots=True)
 class _StoredCalibration:
@@ -280,8 +291,7 @@ def evaluate_calibration(
     """
     options.require("evaluate_calibration", "device", "cache_logits", "no_cache")
     evaluator = Evaluator(run, options)
-    calibration = Calibration.read(evaluator.run)
-    check_same_weights(calibration, evaluator)
+    calibration = Calibration.of_weights(evaluator.run)
     target = eval_split(evaluator.recipe, evaluator.data_info, split)
     outputs = predict_all(evaluator, target, progress=progress)
     fingerprint = evaluator.split_fingerprint(target)
@@ -315,14 +325,6 @@ def without_fitted(outputs: MemberOutputs, calibration: Calibration, split: str,
             "split, or calibrate on a part of them: --fraction 0.5"
         )
     return outputs.take(~fitted)
-
-
-def check_same_weights(calibration: Calibration, evaluator: Evaluator) -> None:
-    if calibration.hashes != tuple(evaluator.hashes):
-        raise RunError(
-            f"The weights of {evaluator.run.store.root} have changed since it was calibrated; run `plateaux calibrate` "
-            "again"
-        )
 
 
 def _calibration_rows(

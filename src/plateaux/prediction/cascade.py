@@ -23,7 +23,7 @@ from plateaux.evaluation.ood_sets import Suites, open_suites, skip_missing_data
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import EvalSplit, eval_splits
-from plateaux.prediction.calibration import Calibration, check_same_weights, without_fitted
+from plateaux.prediction.calibration import Calibration, without_fitted
 from plateaux.storage.run import RunLike
 
 logger = logging.getLogger(__name__)
@@ -54,8 +54,7 @@ def evaluate_cascade(
     """
     options.require("evaluate_cascade", "device", "cache_logits", "no_cache", "corruption_cache")
     evaluator = Evaluator(run, options)
-    calibration = Calibration.read(evaluator.run)
-    check_same_weights(calibration, evaluator)
+    calibration = Calibration.of_weights(evaluator.run)
     if calibration.cascade is None:
         raise RunError(f"{evaluator.run} has no cascade. Run: plateaux calibrate {evaluator.run} --cascade")
     names = [split] if isinstance(split, str) else split

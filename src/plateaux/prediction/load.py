@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plateaux.core.errors import RecipeError, RunError
+from plateaux.core.errors import RecipeError
 from plateaux.core.runtime import get_device, num_threads
 from plateaux.core.types import Inputs, first_tensor, map_tensors
 from plateaux.ensembles.answers import Answers, AnswerSettings, answer_by_members, is_randomized
@@ -21,11 +22,11 @@ from plateaux.ensembles.ensemble import Ensemble
 from plateaux.evaluation.loaded_run import load_members
 from plateaux.prediction.calibration import Calibration
 from plateaux.prediction.contract import InputContract
-from plateaux.prediction.predict import answer_settings, one_member_remark
 from plateaux.prediction.predictions import NOT_CALIBRATED
 from plateaux.prediction.predictor import MAX_BATCH, Arrays, Predictor
 from plateaux.storage.run import Run, RunLike
 
+ONE_MEMBER = "mutual information is 0 where members_queried is 1, because one member has nothing to disagree with"
 logger = logging.getLogger(__name__)
 
 
@@ -111,7 +112,14 @@ def load_run_predictor(
     """Return the ensemble of a run as a predictor; `plateaux.load_predictor` describes the arguments."""
     opened = Run.open(run)
     contract = InputContract.from_run(opened)
-    settings, remark = _settings(opened, ood_score, alpha)
+    settings, remark = answer_settings(opened, ood_score, alpha)
+    if settings.conformal is not None and is_randomized(settings.conformal):
+        remark = (
+            f"no prediction sets: the {settings.conformal.kind} sets of this calibration are randomized by sample id, "
+            "which new inputs do not have; calibrate with --conformal lac, or with --no-randomized"
+        )
+        logger.warning("%s", remark)
+        settings = replace(settings, conformal=None)
     numbers = opened.trained_members()
     modules = load_members(opened, numbers)
     ensemble = Ensemble(modules, mean=contract.mean, std=contract.std, labels=contract.labels)
@@ -127,24 +135,38 @@ def load_run_predictor(
     )
 
 
-def _settings(run: Run, ood_score: str, alpha: float | None) -> tuple[AnswerSettings, str]:
-    """Return what the predictor computes, and why some of it is missing."""
+def answer_settings(
+    run: Run, ood_score: str, alpha: float | None = None, members: Sequence[int] | None = None
+) -> tuple[AnswerSettings, str]:
+    """Return what is computed from the logits of some members, None: of all, and why some of it is missing.
+
+    Args:
+        run: An opened run, with or without a calibration.
+        ood_score: The OOD score to compute.
+        alpha: Which of the fitted conformal sets to return. None: the first.
+        members: The members that answer; a calibration is for all of them together.
+    """
+    remark = ""
     if run.info.calibration_digest is None:
+        remark = NOT_CALIBRATED
+    elif members is not None and list(members) != run.trained_members():
+        remark = f"not calibrated for members {list(members)}: the calibration of the run is for all members"
+    if remark:
         if alpha is not None:
-            raise RecipeError(f"alpha = {alpha}: {run} is not calibrated. Run: plateaux calibrate {run}")
-        return AnswerSettings(ood_score), NOT_CALIBRATED
-    calibration = Calibration.read(run)
-    if calibration.hashes != tuple(run.weights_hash(number) for number in run.trained_members()):
-        raise RunError(f"The weights of {run} have changed since it was calibrated; run `plateaux calibrate` again")
-    settings = answer_settings(calibration, ood_score, alpha)
-    if settings.conformal is not None and is_randomized(settings.conformal):
-        remark = (
-            f"no prediction sets: the {settings.conformal.kind} sets of this calibration are randomized by sample id, "
-            "which new inputs do not have; calibrate with --conformal lac, or with --no-randomized"
-        )
-        logger.warning("%s", remark)
-        return replace(settings, conformal=None), remark
-    return settings, one_member_remark(settings.cascade)
+            raise RecipeError(f"alpha = {alpha} was given, but {run} is {remark}")
+        logger.info("%s", remark)
+        return AnswerSettings(ood_score), remark
+    calibration = Calibration.of_weights(run)
+    threshold, cascade = calibration.threshold.at, calibration.cascade
+    settings = AnswerSettings(
+        ood_score,
+        calibration.temperatures[calibration.order],
+        calibration.conformal(alpha),
+        -1.0 if threshold is None else threshold,  # an error probability is at least 0, so all are rejected
+        cascade,
+    )
+    may_query_one = cascade is not None and cascade.threshold is not None and cascade.stages[0] == 1
+    return settings, ONE_MEMBER if may_query_one else ""
 
 
 def load(

@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.progress import Progress, log_messages
 from plateaux.core.registry import dataset
 from plateaux.data.summary import class_names
-from plateaux.ensembles.answers import Answers, AnswerSettings, answer_by_members, is_randomized
-from plateaux.ensembles.cascade import Cascade
-from plateaux.ensembles.ood_scores import OOD_SCORES
+from plateaux.ensembles.answers import Answers, answer_by_members, is_randomized
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.member_outputs import predict_all
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.splits import eval_split, ood_split
-from plateaux.prediction.calibration import Calibration
-from plateaux.prediction.predictions import NOT_CALIBRATED, Predictions
+from plateaux.prediction.cascade_fit import calibrated_log_p
+from plateaux.prediction.load import answer_settings
+from plateaux.prediction.predictions import Predictions
 from plateaux.storage.run import RunLike
 
 logger = logging.getLogger(__name__)
@@ -43,9 +41,8 @@ def predict(
         progress: Called with progress events.
     """
     options.require("predict", "members", "limit", "device", "cache_logits", "no_cache")
-    if ood_score not in OOD_SCORES:
-        raise RecipeError(f"There is no OOD score called {ood_score!r}; allowed: {', '.join(OOD_SCORES)}")
     evaluator = Evaluator(run, options)
+    settings, remark = answer_settings(evaluator.run, ood_score, alpha, options.members)
     is_own = split.split(":")[0] in ("test", "train", "validation", "corrupted") or split not in dataset.names()
     target = (
         eval_split(evaluator.recipe, evaluator.data_info, split)
@@ -55,8 +52,6 @@ def predict(
     if not is_own and (resized := evaluator.split_identity(target).get("resized")):
         logger.warning("%s: images were resized from %s", split, resized)
     outputs = predict_all(evaluator, target, progress=progress)
-    calibration = _matching_calibration(evaluator, all_members=options.members is None)
-    settings = AnswerSettings(ood_score) if calibration is None else answer_settings(calibration, ood_score, alpha)
     randomized = None
     if settings.conformal is not None and is_randomized(settings.conformal):
         settings, randomized = replace(settings, conformal=None), settings.conformal
@@ -64,8 +59,9 @@ def predict(
     compute = Answers(settings)
     found = compute(outputs.logits) if queried is None else answer_by_members(compute, outputs.logits, queried)
     answers = dict(zip(settings.outputs, found, strict=True))
-    if calibration is not None and randomized is not None:
-        answers["prediction_set"] = randomized.sets(calibration.log_p(outputs.logits), outputs.ids)
+    if settings.temperatures is not None and randomized is not None:
+        log_p = calibrated_log_p(outputs.logits, settings.temperatures, settings.cascade)
+        answers["prediction_set"] = randomized.sets(log_p, outputs.ids)
     if queried is not None:
         answers["members_queried"] = queried
     return Predictions.from_answers(
@@ -73,39 +69,6 @@ def predict(
         class_names(evaluator.data_info.labels, evaluator.data_info.classes),
         names=tuple(str(number) for number in outputs.ids.tolist()),
         ood_score=ood_score,
-        calibrated=calibration is not None,
-        remark=NOT_CALIBRATED if calibration is None else one_member_remark(settings.cascade),
+        calibrated=settings.temperatures is not None,
+        remark=remark,
     )
-
-
-def answer_settings(calibration: Calibration, ood_score: str, alpha: float | None) -> AnswerSettings:
-    """Return what is computed from logits with a calibration, for one of its fitted levels."""
-    threshold = calibration.threshold.at
-    return AnswerSettings(
-        ood_score,
-        calibration.temperatures[calibration.order],
-        calibration.conformal(alpha),
-        -1.0 if threshold is None else threshold,  # an error probability is at least 0, so all are rejected
-        calibration.cascade,
-    )
-
-
-def one_member_remark(cascade: Cascade | None) -> str:
-    """Return what to know about answers of a cascade that may stop after one member."""
-    if cascade is None or cascade.threshold is None or cascade.stages[0] > 1:
-        return ""
-    return "mutual information is 0 where members_queried is 1, because one member has nothing to disagree with"
-
-
-def _matching_calibration(evaluator: Evaluator, *, all_members: bool) -> Calibration | None:
-    """Return the calibration of the run if it was fitted for these members."""
-    if evaluator.run.info.calibration_digest is None:
-        logger.info("the run is not calibrated: no conformal sets, no abstention; run `plateaux calibrate` to fit them")
-        return None
-    calibration = Calibration.read(evaluator.run)
-    if calibration.hashes == tuple(evaluator.hashes):
-        return calibration
-    if all_members:
-        raise RunError("The weights of the run have changed since it was calibrated; run `plateaux calibrate` again")
-    logger.info("the calibration is for all members, so it is not used for some of them")
-    return None
