@@ -4,7 +4,7 @@ recipe = plateaux.Recipe.load("quickstart")
 run = plateaux.train(recipe, out="runs/quickstart")
 result = plateaux.evaluate(run)
 print(result["accuracy"].ensemble.value)
-probabilities = plateaux.load(run).predict(images)
+predictions = plateaux.load_predictor(run)(images)
 """
 
 __version__ = "0.1.0"
@@ -22,10 +22,11 @@ if _typing.TYPE_CHECKING:
     from plateaux.core.registry import dataset, executor, method, metric, model, probe
     from plateaux.core.types import Batch, Estimate, TensorTree
     from plateaux.data.sources import DataSplits, from_dataset, from_tensors
-    from plateaux.deploy.batch import BatchOptions, BatchResult, predict_files
+    from plateaux.deploy.batch import BatchOptions, BatchResult
     from plateaux.deploy.export import export
     from plateaux.deploy.hub import pull, push
     from plateaux.deploy.load import load_predictor
+    from plateaux.deploy.predict import predict
     from plateaux.ensembles.cascade import CascadeOptions
     from plateaux.ensembles.ensemble import Ensemble
     from plateaux.evaluation.evaluate import evaluate
@@ -42,8 +43,6 @@ if _typing.TYPE_CHECKING:
     from plateaux.optim.sharpness_aware import SharpnessAware
     from plateaux.prediction.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
     from plateaux.prediction.cascade import evaluate_cascade
-    from plateaux.prediction.load import load
-    from plateaux.prediction.predict import predict
     from plateaux.prediction.predictions import Predictions
     from plateaux.prediction.predictor import Predictor
     from plateaux.prediction.selection import EnsembleSelection, load_selection, select_members
@@ -109,7 +108,6 @@ __all__ = [
     "from_dataset",
     "from_tensors",
     "import_weights",
-    "load",
     "load_predictor",
     "load_selection",
     "log_results",
@@ -120,7 +118,6 @@ __all__ = [
     "pending_jobs",
     "plan",
     "predict",
-    "predict_files",
     "probe",
     "probe_landscape",
     "pull",
@@ -140,32 +137,31 @@ _MODULES = {
     "core.registry": ("dataset", "executor", "method", "metric", "model", "probe"),
     "core.types": ("Batch", "Estimate", "TensorTree"),
     "data.sources": ("DataSplits", "from_dataset", "from_tensors"),
-    "deploy.batch": ("BatchOptions", "BatchResult", "predict_files"),
+    "deploy.batch": ("BatchOptions", "BatchResult"),
     "deploy.export": ("export",),
     "deploy.hub": ("pull", "push"),
     "deploy.load": ("load_predictor",),
-    "prediction.predictor": ("Predictor",),
+    "deploy.predict": ("predict",),
     "ensembles.cascade": ("CascadeOptions",),
     "ensembles.ensemble": ("Ensemble",),
-    "prediction.calibration": ("Calibration", "CalibrationOptions", "calibrate", "evaluate_calibration"),
-    "prediction.cascade": ("evaluate_cascade",),
     "evaluation.evaluate": ("evaluate",),
     "evaluation.evaluation": ("Evaluation",),
-    "prediction.load": ("load",),
     "evaluation.ood": ("detect_ood",),
     "evaluation.options": ("EvalOptions",),
-    "prediction.predict": ("predict",),
-    "prediction.predictions": ("Predictions",),
     "evaluation.results": ("MetricResult",),
     "evaluation.robustness": ("robustness",),
-    "prediction.selection": ("EnsembleSelection", "load_selection", "select_members"),
-    "prediction.soup": ("soup",),
     "loss_landscape.loss_surface": ("LossSurface",),
     "loss_landscape.probe": ("Probe",),
     "loss_landscape.run_probes": ("probe_landscape",),
     "loss_landscape.session": ("ProbeOptions",),
     "optim.sample_sharpness": ("SampleSharpness",),
     "optim.sharpness_aware": ("SharpnessAware",),
+    "prediction.calibration": ("Calibration", "CalibrationOptions", "calibrate", "evaluate_calibration"),
+    "prediction.cascade": ("evaluate_cascade",),
+    "prediction.predictions": ("Predictions",),
+    "prediction.predictor": ("Predictor",),
+    "prediction.selection": ("EnsembleSelection", "load_selection", "select_members"),
+    "prediction.soup": ("soup",),
     "storage.import_weights": ("import_weights",),
     "storage.open_run": ("open_run",),
     "storage.run": ("Run",),

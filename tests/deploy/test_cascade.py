@@ -16,11 +16,11 @@ from torch import nn
 from plateaux.core.errors import RecipeError
 from plateaux.core.registry import dataset
 from plateaux.deploy.load import load_predictor
+from plateaux.deploy.predict import predict
 from plateaux.ensembles.cascade import Cascade, CascadeOptions
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.prediction.calibration import Calibration, CalibrationOptions, calibrate
 from plateaux.prediction.load import ModuleBackend, query_stages
-from plateaux.prediction.predict import predict
 from plateaux.storage.run import Run
 
 pytestmark = pytest.mark.xdist_group("deployed_cascade")  # one worker trains the run once
@@ -54,7 +54,7 @@ class Counting(nn.Module):
 
 
 def test_a_predictor_with_a_cascade_gives_the_answers_of_predict(run: Path, images: torch.Tensor) -> None:
-    found, expected = load_predictor(run)(images), predict(run)
+    found, expected = load_predictor(run)(images), predict(run, split="test")
     assert found.members_queried is not None
     assert expected.members_queried is not None
     assert found.members_queried.tolist() == expected.members_queried.tolist()

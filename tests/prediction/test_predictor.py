@@ -19,9 +19,9 @@ import plateaux
 from plateaux.core.errors import DataError, RecipeError, RunError
 from plateaux.core.registry import dataset
 from plateaux.deploy.load import load_predictor
+from plateaux.deploy.predict import predict
 from plateaux.prediction.calibration import CalibrationOptions, calibrate
-from plateaux.prediction.load import ModuleBackend, load
-from plateaux.prediction.predict import predict
+from plateaux.prediction.load import ModuleBackend
 from plateaux.prediction.predictor import Predictor
 from plateaux.storage.run import Run
 
@@ -55,7 +55,7 @@ def images() -> torch.Tensor:
 
 def test_a_predictor_gives_the_answers_of_predict_and_of_the_ensemble(run: Path, images: torch.Tensor) -> None:
     predictor = load_predictor(run, threads=1)
-    found, expected = predictor(images), predict(run)
+    found, expected = predictor(images), predict(run, split="test")
     assert len(found) == 599
     assert found.label.tolist() == expected.label.tolist()
     for name in ("probability", "probabilities", "ood_score"):
@@ -76,8 +76,9 @@ def test_a_predictor_gives_the_answers_of_predict_and_of_the_ensemble(run: Path,
 
 
 def test_an_uncalibrated_run_gives_the_mean_probability_and_a_remark(uncalibrated: Path, images: torch.Tensor) -> None:
-    found = load_predictor(uncalibrated, ood_score="pds")(images[:70])
-    assert np.allclose(found.probabilities, load(uncalibrated).predict(images[:70]).numpy(), atol=1e-5)
+    predictor = load_predictor(uncalibrated, ood_score="pds")
+    found = predictor(images[:70])
+    assert np.allclose(found.probabilities, predictor.ensemble.predict(images[:70]).numpy(), atol=1e-5)
     assert (found.prediction_set, found.abstain, found.calibrated) == (None, None, False)
     assert "plateaux calibrate" in found.remark
     assert found.ood_score_name == "pds"
@@ -145,12 +146,12 @@ def test_sets_randomized_by_id_are_left_out_and_deterministic_ones_are_not(
     assert found.prediction_set is None
     assert "randomized by sample id" in found.remark
     assert any("--no-randomized" in line for line in log_lines)
-    assert predict(tmp_path / "run").prediction_set is not None
+    assert predict(tmp_path / "run", split="test").prediction_set is not None
     calibrate(tmp_path / "run", fit=CalibrationOptions(conformal="aps", randomized=False))
     found = load_predictor(tmp_path / "run", alpha=0.05)(images)
     assert found.prediction_set is not None
     assert found.prediction_set.any(1).all()
-    expected = predict(tmp_path / "run", alpha=0.05).prediction_set
+    expected = predict(tmp_path / "run", split="test", alpha=0.05).prediction_set
     assert int((found.prediction_set != expected).sum()) <= 2
     with pytest.raises(RecipeError, match=r"calibrated for 0\.1, 0\.05"):
         load_predictor(tmp_path / "run", alpha=0.2)
@@ -192,7 +193,7 @@ def test_a_model_passed_to_train_must_be_passed_to_load_predictor(tmp_path: Path
     predictor = load_predictor(plateaux.open_run(run, model=Net))
     assert isinstance(predictor, Predictor)
     found = predictor(x[:5].numpy())
-    assert np.allclose(found.probabilities, load(plateaux.open_run(run, model=Net)).predict(x[:5]).numpy(), atol=1e-6)
+    assert np.allclose(found.probabilities, predictor.ensemble.predict(x[:5]).numpy(), atol=1e-6)
     assert found.class_names == ("0", "1", "2")
     with pytest.raises(DataError, match="another scale"):
         predictor(x[:5] * 1000)
@@ -202,8 +203,8 @@ def test_imported_weights_and_soups_have_an_input_contract(run: Path, tmp_path: 
     weights = [str(path) for path in sorted((run / "members").glob("*/*.safetensors")) if "weights" in path.name]
     recipe = plateaux.Recipe.from_dict({**RECIPE, "members": len(weights)})
     imported = plateaux.import_weights(tmp_path / "imported", recipe, weights)
-    assert np.allclose(
-        load_predictor(imported)(images[:9]).probabilities, load(imported).predict(images[:9]).numpy(), atol=1e-5
-    )
+    predictor = load_predictor(imported)
+    expected = predictor.ensemble.predict(images[:9]).numpy()
+    assert np.allclose(predictor(images[:9]).probabilities, expected, atol=1e-5)
     soup = plateaux.soup(run, tmp_path / "soup", max_barrier=100.0)
     assert len(load_predictor(soup)(images[:9])) == 9

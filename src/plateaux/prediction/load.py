@@ -120,12 +120,8 @@ def load_run_predictor(
         )
         logger.warning("%s", remark)
         settings = replace(settings, conformal=None)
-    numbers = opened.trained_members()
-    modules = load_members(opened, numbers)
-    ensemble = Ensemble(modules, mean=contract.mean, std=contract.std, labels=contract.labels)
-    ensemble = ensemble.float().to(get_device(device))
     return Predictor(
-        ModuleBackend(ensemble, settings, threads=threads),
+        ModuleBackend(load_ensemble(opened, device=device), settings, threads=threads),
         contract,
         outputs=(*settings.outputs, *(() if settings.cascade is None else ("members_queried",))),
         ood_score=settings.ood_score,
@@ -169,19 +165,8 @@ def answer_settings(
     return settings, ONE_MEMBER if may_query_one else ""
 
 
-def load(
-    run: RunLike,
-    *,
-    device: str | None = None,
-) -> Ensemble:
-    """Return the ensemble of a run as an `nn.Module`, ready to predict.
-
-    Args:
-        run: A run, its folder, or its URL.
-        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
-    """
-    opened = Run.open(run)
-    modules = load_members(opened, opened.trained_members())
-    info = opened.info.data
-    ensemble = Ensemble(modules, mean=info.mean, std=info.std, labels=info.labels)
-    return ensemble.to(get_device(device))
+def load_ensemble(run: Run, *, device: str | None = None) -> Ensemble:
+    """Return the trained members of a run as one module in float32."""
+    info = run.info.data
+    modules = load_members(run, run.trained_members())
+    return Ensemble(modules, mean=info.mean, std=info.std, labels=info.labels).float().to(get_device(device))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plateaux.core.errors import DataError, RecipeError
+from plateaux.core.errors import DataError, RecipeError, RunError
 from plateaux.data.summary import class_names
 from plateaux.prediction.contract import InputContract
 from plateaux.prediction.inputs import PreparedInputs, prepare
 from plateaux.prediction.predictions import Predictions, concatenate
+
+if TYPE_CHECKING:
+    from plateaux.ensembles.ensemble import Ensemble
 
 MAX_BATCH = 64  # inputs of one forward pass
 
@@ -31,7 +34,7 @@ class Predictor:
     """An ensemble with its input contract and its calibration. Threads may share it.
 
     `predictor(x)` takes a NumPy array, a tensor, a Pillow image, the path or the bytes of an image file, a text, or
-    named texts or arrays; one of them, a batch, or a list.
+    named texts or arrays; one of them, a batch, or a list. `predictor.ensemble` is the `nn.Module` of a run.
     """
 
     def __init__(
@@ -50,6 +53,17 @@ class Predictor:
         self.backend, self.contract, self.max_batch = backend, contract, max_batch
         self.outputs, self.ood_score, self.calibrated, self.remark = tuple(outputs), ood_score, calibrated, remark
         self.class_names = class_names(contract.labels, contract.classes)
+
+    @property
+    def ensemble(self) -> Ensemble:
+        """The members as one `nn.Module`, which checks no inputs. The predictor of a bundle has none."""
+        found: Ensemble | None = getattr(self.backend, "ensemble", None)
+        if found is None:
+            raise RunError(
+                "The predictor of a bundle has no `ensemble`: a bundle contains the graph of the members, not their "
+                "`nn.Module`s. Load the run that was exported: plateaux.load_predictor(RUN).ensemble"
+            )
+        return found
 
     def __call__(self, x: Any) -> Predictions:
         """Return the predictions for one input, a batch, or a list of inputs; there is always one row per input."""

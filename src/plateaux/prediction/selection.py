@@ -22,7 +22,7 @@ from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.member_outputs import MemberOutputs, predict_all
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.splits import eval_split
-from plateaux.prediction.load import load
+from plateaux.prediction.load import load_ensemble
 from plateaux.storage.atomic import write_atomic
 from plateaux.storage.json_shapes import parse_json, read_shape
 from plateaux.storage.local_store import LocalStore
@@ -148,7 +148,7 @@ def load_selection(
     used = [(root, number, weight) for (root, number), weight in pool if weight]
     roots = dict.fromkeys(root for root, _, _ in used)
     opened = _by_root(runs)
-    loaded = {root: load(opened.get(root, root), device=device) for root in roots}
+    loaded = {root: load_ensemble(opened.get(root) or Run.open(root), device=device) for root in roots}
     first = next(iter(loaded.values()))
     modules = [loaded[root].members[number] for root, number, _ in used]
     weights = [weight for _, _, weight in used]

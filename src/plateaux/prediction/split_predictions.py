@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from plateaux.core.progress import Progress, log_messages
+from plateaux.core.progress import Progress
 from plateaux.core.registry import dataset
 from plateaux.data.summary import class_names
 from plateaux.ensembles.answers import Answers, answer_by_members, is_randomized
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.member_outputs import predict_all
-from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
+from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.splits import eval_split, ood_split
 from plateaux.prediction.cascade_fit import calibrated_log_p
 from plateaux.prediction.load import answer_settings
@@ -21,25 +21,16 @@ from plateaux.storage.run import RunLike
 logger = logging.getLogger(__name__)
 
 
-def predict(
+def predict_split(
     run: RunLike,
+    split: str,
     *,
-    split: str = "test",
-    ood_score: str = "max_probability",
-    alpha: float | None = None,
-    options: EvalOptions = DEFAULT_OPTIONS,
-    progress: Progress = log_messages,
+    ood_score: str,
+    alpha: float | None,
+    options: EvalOptions,
+    progress: Progress,
 ) -> Predictions:
-    """Predict the samples of a split or of another dataset; calibrated, if the run is.
-
-    Args:
-        run: A run, its folder, or its URL.
-        split: A split of the run, or the name of another dataset.
-        ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`.
-        alpha: Which of the fitted conformal sets to return. None: the first.
-        options: Supports members, limit, device, cache_logits, no_cache.
-        progress: Called with progress events.
-    """
+    """Predict the samples of a split or of another dataset; `plateaux.predict` describes the arguments."""
     options.require("predict", "members", "limit", "device", "cache_logits", "no_cache")
     evaluator = Evaluator(run, options)
     settings, remark = answer_settings(evaluator.run, ood_score, alpha, options.members)
