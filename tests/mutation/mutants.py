@@ -67,7 +67,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "rejection": ("ensembles/test_selective.py",),
     "cascade": ("ensembles/test_cascade.py",),
     "cascade of runs": ("prediction/test_cascade.py",),
-    "cascade of predictors": ("deploy/test_cascade.py",),
+    "cascade of predictors": ("prediction/test_stage_backend.py",),
     "calibration of runs": ("prediction/test_calibration.py",),
     "average case": ("loss_landscape/probes/test_average_case.py",),
     "worst case": ("loss_landscape/probes/test_worst_case.py",),
@@ -391,8 +391,12 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('order = torch.cat(rows).argsort()', 'order = torch.cat(rows)'),
     ],
     ("cascade of predictors", "prediction/load.py"): [
-        ('rows, begin = rows[~is_done], end', 'begin = end'),
-        ('slice(begin, end))  # [end', 'slice(0, end))[begin:]  # [end'),
+        ('members=slice(*pair)', 'members=slice(pair[1])'),
+        ('.transpose(0, 1), logits])', '.transpose(0, 1)])'),
+    ],
+    ("cascade of predictors", "prediction/stage_backend.py"): [
+        ('rows = rows[goes_on]', 'rows = rows[: goes_on.sum()]'),
+        ('answers[QUERIED][rows[~goes_on]] = members', 'answers[QUERIED][rows] = members'),
     ],
     ("calibration of runs", "prediction/calibration.py"): [
         ('return outputs.take(~fitted)', 'return outputs'),

@@ -36,11 +36,11 @@ from plateaux.deploy.measured import measured_numbers
 from plateaux.deploy.model_card import model_card
 from plateaux.deploy.onnx_backend import EXTRA
 from plateaux.deploy.samples import random_inputs, sample_inputs
-from plateaux.deploy.stage_backend import stage_inputs, stage_outputs
 from plateaux.ensembles.answers import AnswerSettings
 from plateaux.prediction.calibration import Calibration
 from plateaux.prediction.load import ModuleBackend, load_run_predictor
 from plateaux.prediction.predictor import Backend, Predictor
+from plateaux.prediction.stage_backend import stage_inputs, stage_outputs
 from plateaux.storage.backends import open_store
 from plateaux.storage.run import Run, RunLike, own_version
 from plateaux.storage.store import Store

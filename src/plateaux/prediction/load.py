@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,16 @@ from torch import Tensor
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.runtime import get_device, num_threads
-from plateaux.core.types import Inputs, first_tensor, map_tensors
-from plateaux.ensembles.answers import Answers, AnswerSettings, answer_by_members, is_randomized
-from plateaux.ensembles.cascade import Cascade, stage_confidence
-from plateaux.ensembles.ensemble import Ensemble
+from plateaux.core.types import Inputs
+from plateaux.ensembles.answers import Answers, AnswerSettings, is_randomized
+from plateaux.ensembles.cascade import stage_confidence
+from plateaux.ensembles.ensemble import ALL, Ensemble
 from plateaux.evaluation.loaded_run import load_members
 from plateaux.prediction.calibration import Calibration
 from plateaux.prediction.contract import InputContract
 from plateaux.prediction.predictions import NOT_CALIBRATED
 from plateaux.prediction.predictor import MAX_BATCH, Arrays, Predictor
+from plateaux.prediction.stage_backend import CONFIDENCE, LOGITS, PREVIOUS, QUERIED, StageBackend
 from plateaux.storage.run import Run, RunLike
 
 ONE_MEMBER = "mutual information is 0 where members_queried is 1, because one member has nothing to disagree with"
@@ -36,17 +38,28 @@ class ModuleBackend:
     def __init__(self, ensemble: Ensemble, settings: AnswerSettings, *, threads: int | None = None) -> None:
         self.ensemble, self.settings, self.threads = ensemble, settings, threads
         self.answers = Answers(settings)
+        cascade = settings.cascade
+        self.cascade: StageBackend | None = None
+        if cascade is not None:
+            ends = [*(() if cascade.threshold is None else cascade.stages), len(ensemble)]
+            stages = [partial(self._answer, members=slice(*pair)) for pair in pairwise([0, *ends])]
+            self.cascade = StageBackend(stages, ends, cascade.threshold or 0.0)
+
+    def __call__(self, arrays: Arrays) -> Mapping[str, NDArray[Any]]:
+        with num_threads(self.threads):
+            return self._answer(arrays) if self.cascade is None else self.cascade(arrays)
 
     @torch.no_grad()
-    def __call__(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
-        with num_threads(self.threads):
-            x = self.prepare(arrays)
-            if self.settings.cascade is None:
-                named = dict(zip(self.settings.outputs, self.answers(self.ensemble.member_logits(x)), strict=True))
-            else:
-                logits, queried = query_stages(self.ensemble, x, self.settings.cascade)
-                answers = answer_by_members(self.answers, logits, queried)
-                named = {**dict(zip(self.settings.outputs, answers, strict=True)), "members_queried": queried}
+    def _answer(self, arrays: Arrays, members: slice = ALL) -> dict[str, NDArray[Any]]:
+        """Return the answers of all members, or those of a stage with its logits and its confidence."""
+        arrays = dict(arrays)
+        previous = arrays.pop(PREVIOUS, None)
+        logits = self.ensemble.member_logits(self.prepare(arrays), members)
+        if previous is not None:
+            logits = torch.cat([torch.from_numpy(previous).to(logits.device).transpose(0, 1), logits])
+        named = dict(zip(self.settings.outputs, self.answers(logits), strict=True))
+        if len(logits) < len(self.ensemble):
+            named |= {LOGITS: logits.transpose(0, 1), CONFIDENCE: stage_confidence(logits)}
         return {name: values.cpu().numpy() for name, values in named.items()}
 
     def prepare(self, arrays: Arrays) -> Inputs:
@@ -72,34 +85,6 @@ class ModuleBackend:
         return near.numpy()
 
 
-def query_stages(ensemble: Ensemble, x: Inputs, cascade: Cascade) -> tuple[Tensor, Tensor]:
-    """Return logits `[M, N, C]`, NaN for members that were not queried, and how many members were queried `[N]`.
-
-    The inputs are prepared. Each stage runs only its new members, and only on the inputs that did not stop before.
-    """
-    members = len(ensemble)
-    first = first_tensor(x)
-    count = len(first)
-    stages = () if cascade.threshold is None else cascade.stages
-    logits, begin = torch.empty(0), 0
-    rows = torch.arange(count, device=first.device)
-    queried = torch.full_like(rows, members)
-    for end in (*stages, members):
-        some = x if len(rows) == count else map_tensors(x, lambda tensor, rows=rows: tensor[rows])
-        new = ensemble.member_logits(some, slice(begin, end))  # [end - begin, rows, C]
-        if not begin:
-            logits = new.new_full((members, count, new.shape[-1]), math.nan)
-        logits[begin:end, rows] = new
-        if end == members:
-            break
-        is_done = stage_confidence(logits[:end, rows]) >= (cascade.threshold or 0.0)
-        queried[rows[is_done]] = end
-        rows, begin = rows[~is_done], end
-        if not len(rows):
-            break
-    return logits, queried
-
-
 def load_run_predictor(
     run: RunLike,
     *,
@@ -123,7 +108,7 @@ def load_run_predictor(
     return Predictor(
         ModuleBackend(load_ensemble(opened, device=device), settings, threads=threads),
         contract,
-        outputs=(*settings.outputs, *(() if settings.cascade is None else ("members_queried",))),
+        outputs=(*settings.outputs, *(() if settings.cascade is None else (QUERIED,))),
         ood_score=settings.ood_score,
         calibrated=settings.temperatures is not None,
         remark=remark,
