@@ -316,7 +316,7 @@ def test_processes_write_the_bytes_of_one_process_also_after_a_kill(run: Path, f
     for copy in range(30):  # 1200 inputs are two parts
         shutil.copytree(folder / "0", tmp_path / "many" / f"{copy:02d}a")
         shutil.copytree(folder / "1", tmp_path / "many" / f"{copy:02d}b")
-    predict(run, tmp_path / "many", tmp_path / "one.csv", threads=1)
+    predict(run, tmp_path / "many", tmp_path / "one.csv", batch=BatchOptions(threads=1))
     out, parts = tmp_path / "two.csv", tmp_path / "two.csv.parts"
     arguments = command(run, tmp_path / "many", "-o", out, "--processes", 2)
     with subprocess.Popen(arguments, env=ENV, start_new_session=True) as process:
@@ -332,25 +332,24 @@ def test_processes_write_the_bytes_of_one_process_also_after_a_kill(run: Path, f
 def test_predict_takes_inputs_or_a_split_and_says_what_to_change(run: Path, folder: Path, tmp_path: Path) -> None:
     function: Any = predict
     out = tmp_path / "a.csv"
-    with pytest.raises(RecipeError, match=r"inputs and split = 'test' were given\. Give one of them"):
+    with pytest.raises(RecipeError, match=r"Both inputs and split = 'test' were given\. Give one of them"):
         function(run, folder, out, split="test")
-    with pytest.raises(RecipeError, match=r"Neither inputs nor a split were given\. Give files"):
+    with pytest.raises(RecipeError, match=r"Neither inputs nor a split were given\. Give one of them"):
         function(run)
     with pytest.raises(RecipeError, match="inputs were given without out"):
         function(run, folder)
-    with pytest.raises(RecipeError, match="with options for a split"):
+    with pytest.raises(RecipeError, match="with options of a split"):
         function(run, folder, out, options=plateaux.EvalOptions(limit=3))
-    for given in ({"threads": 1}, {"batch": SMALL}):
-        with pytest.raises(RecipeError, match="with options for inputs"):
-            function(run, split="test", **given)
+    with pytest.raises(RecipeError, match="with options of inputs"):
+        function(run, split="test", batch=SMALL)
     with pytest.raises(RecipeError, match=r"\.csv, \.jsonl, \.parquet, \.npz"):
         predict(run, split="test", out=tmp_path / "a.doc")
     assert not out.exists()
 
 
 def test_a_split_is_returned_and_written(run: Path, tmp_path: Path) -> None:
-    options = plateaux.EvalOptions(limit=5)
-    found = predict(plateaux.Run.open(run), split="test", out=tmp_path / "a.csv", device="cpu", options=options)
+    options = plateaux.EvalOptions(limit=5, device="cpu")
+    found = predict(plateaux.Run.open(run), split="test", out=tmp_path / "a.csv", options=options)
     assert [row["label"] for row in read_csv(tmp_path / "a.csv")] == [str(label) for label in found.label]
     assert len(found) == 5
 
@@ -372,11 +371,11 @@ def test_the_command_predicts_inputs_and_splits(run: Path, folder: Path, tmp_pat
     assert predicted("-o", tmp_path / "b.csv", "--split", "test", "--limit", 10)[0] == 0
     assert len(read_csv(tmp_path / "b.csv")) == 10
     code, _, message = predicted("-o", tmp_path / "b.csv", "--split", "test", "--processes", 2)
-    assert (code, "with options for inputs: columns, processes" in message) == (2, True)
+    assert (code, "with options of inputs: columns, processes" in message) == (2, True)
     code, _, message = predicted("-o", tmp_path / "b.csv")
     assert (code, "Neither inputs nor a split" in message) == (2, True)
     code, _, message = predicted(folder, "-o", tmp_path / "c.csv", "--limit", 10)
-    assert (code, "with options for a split: members, limit" in message) == (2, True)
+    assert (code, "with options of a split" in message) == (2, True)
     assert predicted(folder, "-o", tmp_path / "c.csv", "--split", "test")[0] == 2
     assert predicted(folder, "-o", tmp_path / "c.csv", "--address", "auto")[0] == 2
     assert predicted(folder, "-o", tmp_path / "c.doc")[0] == 2

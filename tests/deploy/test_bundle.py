@@ -337,7 +337,7 @@ def test_an_opened_bundle_predicts_inputs_but_has_no_modules_and_no_data(bundle:
     assert np.array_equal(np.load(tmp_path / "a.npz")["probabilities"], predictor(x).probabilities)
     with pytest.raises(RunError, match="The predictor of a bundle has no `ensemble`"):
         predictor.ensemble  # noqa: B018
-    with pytest.raises(RecipeError, match="is a bundle, which has no data"):
+    with pytest.raises(RecipeError, match="with a bundle, which has no data"):
         plateaux.predict(opened, split="test")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from digit_runs import SMALL_MLP, digits_recipe
 from sklearn.metrics import log_loss
 
 from plateaux.config.recipe import Recipe
@@ -30,14 +31,7 @@ from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
-RECIPE = {
-    "members": 3,
-    "data": {"name": "digits", "batch_size": 64, "validation_split": 300},
-    "model": {"name": "mlp", "hidden_sizes": [16]},
-    "optimizer": {"lr": 0.1, "momentum": 0.9},
-    "train": {"epochs": 4},
-    "executor": {"threads": 1},
-}
+RECIPE = digits_recipe(members=3, epochs=4, model=SMALL_MLP)
 
 
 pytestmark = pytest.mark.xdist_group("calibration")  # one worker trains the run once

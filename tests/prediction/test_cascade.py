@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from digit_runs import SMALL_MLP, digits_recipe
 from reference import cascade as reference
 
 import plateaux
@@ -35,14 +36,7 @@ from plateaux.storage.run import Run
 from plateaux.testing import write_data
 from plateaux.training.train import train
 
-RECIPE = {
-    "members": 4,
-    "data": {"name": "digits", "batch_size": 64, "validation_split": 300},
-    "model": {"name": "mlp", "hidden_sizes": [16]},
-    "optimizer": {"lr": 0.1, "momentum": 0.9},
-    "train": {"epochs": 3},
-    "executor": {"threads": 1},
-}
+RECIPE = digits_recipe(members=4, epochs=3, model=SMALL_MLP)
 OPTIONS = CascadeOptions(max_harm=0.05)
 FIT = CalibrationOptions(cascade=OPTIONS, target_risk=0.1)
 

@@ -17,7 +17,6 @@ from torch import nn
 
 import plateaux
 from plateaux.core.errors import DataError, RecipeError, RunError
-from plateaux.core.registry import dataset
 from plateaux.deploy.load import load_predictor
 from plateaux.deploy.predict import predict
 from plateaux.prediction.calibration import CalibrationOptions, calibrate
@@ -44,13 +43,6 @@ def run(uncalibrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(uncalibrated, out)
     calibrate(out, fit=CalibrationOptions(target_risk=0.1))
     return out
-
-
-@pytest.fixture(scope="module")
-def images() -> torch.Tensor:
-    x, _ = dataset.get("digits")().test.fetch(torch.arange(599))
-    assert isinstance(x, torch.Tensor)
-    return x
 
 
 def test_a_predictor_gives_the_answers_of_predict_and_of_the_ensemble(run: Path, images: torch.Tensor) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +13,13 @@ from digit_runs import SMALL_MLP, train_digits
 from torch import nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.registry import dataset
 from plateaux.deploy.load import load_predictor
 from plateaux.deploy.predict import predict
 from plateaux.ensembles.answers import Answers, AnswerSettings, answer_by_members
 from plateaux.ensembles.cascade import Cascade, CascadeOptions
 from plateaux.ensembles.ensemble import Ensemble
-from plateaux.prediction.calibration import Calibration, CalibrationOptions, calibrate
+from plateaux.prediction.calibration import CalibrationOptions, calibrate
 from plateaux.prediction.load import ModuleBackend
-from plateaux.storage.run import Run
 
 pytestmark = pytest.mark.xdist_group("deployed_cascade")  # one worker trains the run once
 
@@ -32,13 +29,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = train_digits(tmp_path_factory.mktemp("run"), members=4, epochs=3, model=SMALL_MLP)
     calibrate(out, fit=CalibrationOptions(cascade=CascadeOptions(max_harm=0.05), target_risk=0.1))
     return out
-
-
-@pytest.fixture(scope="module")
-def images() -> torch.Tensor:
-    x, _ = dataset.get("digits")().test.fetch(torch.arange(599))
-    assert isinstance(x, torch.Tensor)
-    return x
 
 
 class Counting(nn.Module):
@@ -142,9 +132,3 @@ def test_a_score_that_compares_members_needs_two_members(run: Path, tmp_path: Pa
     with pytest.raises(RecipeError, match="compares members"):
         load_predictor(copy, ood_score="mutual_information")
     assert load_predictor(copy, ood_score="energy").ood_score == "energy"
-
-
-def test_the_backend_has_the_cascade_of_the_calibration(run: Path) -> None:
-    backend: Any = load_predictor(run).backend
-    assert isinstance(backend, ModuleBackend)
-    assert backend.settings.cascade == Calibration.read(Run.open(run)).cascade

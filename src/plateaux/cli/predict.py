@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -57,18 +57,31 @@ def predict(
     """
     from plateaux.deploy.load import is_bundle
 
-    given: dict[str, Any] = {"ood_score": ood_score, "alpha": alpha, "device": device, "threads": threads}
-    if columns or processes > 1 or executor or address:
-        given["batch"] = plateaux.BatchOptions(
-            columns=split_names(columns or ""), processes=processes, executor=executor, address=address
-        )
-    options = EvalOptions(members=parse_numbers(members), limit=limit, cache_logits=cache_logits)
-    if options != DEFAULT_OPTIONS:
-        given["options"] = options
+    batch = plateaux.BatchOptions(
+        columns=tuple(split_names(columns or "")),
+        device=device if inputs else None,
+        threads=threads,
+        processes=processes,
+        executor=executor,
+        address=address,
+    )
+    options = EvalOptions(
+        members=parse_numbers(members), limit=limit, device=None if inputs else device, cache_logits=cache_logits
+    )
     source = model if is_bundle(model) else plateaux.open_run(model, trust=trust or ())
     run: Callable[..., plateaux.BatchResult | plateaux.Predictions] = plateaux.predict
     with progress_bar("predicting", "inputs" if inputs else "samples") as progress:
-        found = run(source, inputs or None, out, split=split, progress=progress, **given)
+        found = run(
+            source,
+            inputs or None,
+            out,
+            split=split,
+            ood_score=ood_score,
+            alpha=alpha,
+            batch=None if batch == plateaux.BatchOptions() else batch,
+            options=None if options == DEFAULT_OPTIONS else options,
+            progress=progress,
+        )
     if isinstance(found, plateaux.Predictions):
         text = f"{out}: {len(found):,} predictions"
         if found.abstain is not None:

@@ -53,13 +53,17 @@ class BatchOptions:
 
     Args:
         columns: Columns of tables, or arrays of .npz files, with the inputs, in the order of the model's inputs.
-        processes: Number of processes that predict parts, with one thread each unless `threads` is given.
+        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
+        threads: CPU threads of a process. None: torch's setting for one process, else 1.
+        processes: Number of processes that predict parts.
         executor: "ray": predict parts on a Ray cluster.
         address: Address of the Ray cluster. None: a new one on this machine.
         part_size: Inputs of one part.
     """
 
     columns: Sequence[str] = ()
+    device: str | None = None
+    threads: int | None = None
     processes: int = 1
     executor: Literal["ray"] | None = None
     address: str | None = None
@@ -100,25 +104,20 @@ class BatchResult:
 def predict_files(
     source: RunLike | Bundle,
     inputs: str | Path | Sequence[str | Path],
-    out: str | Path,
+    out: Path,
     ood_score: str | None,
     alpha: float | None,
-    *,
-    device: str | None,
-    threads: int | None,
     batch: BatchOptions,
     progress: Progress,
 ) -> BatchResult:
     """Predict inputs, and write one row for each; `plateaux.predict` describes the arguments."""
-    out = Path(out)
     suffix = check_suffix(out) if out.suffix else FOLDER_SUFFIX
-    if threads is None and (batch.processes > 1 or batch.executor is not None):
-        threads = 1
-    columns = tuple(batch.columns)
-    opened = open_source(source)
+    is_parallel = batch.processes > 1 or batch.executor is not None
+    threads = 1 if batch.threads is None and is_parallel else batch.threads
+    columns, opened = tuple(batch.columns), open_source(source)
     contract, identity = _identify(opened)
     components = NO_COMPONENTS if isinstance(opened, Bundle) else opened.components
-    job = BatchJob(str(opened.store.root), suffix, columns, components, device, threads, ood_score, alpha)
+    job = BatchJob(str(opened.store.root), suffix, columns, components, batch.device, threads, ood_score, alpha)
     paths = [inputs] if isinstance(inputs, str | Path) else inputs
     refs = list_inputs([str(item) for item in paths], contract, columns)
     parts = [BatchPart(number, some) for number, some in split_parts(refs, batch.part_size)]

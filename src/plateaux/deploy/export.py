@@ -87,7 +87,7 @@ def export(
     if list_files(store):
         raise RunError(f"{out} is not empty. Export to another folder, or delete it first")
     opened = Run.open(run)
-    predictor = load_run_predictor(opened, device="cpu", ood_score=ood_score, alpha=alpha)
+    predictor = load_run_predictor(opened, ood_score, alpha, device="cpu")
     assert isinstance(predictor.backend, ModuleBackend)
     settings, contract = predictor.backend.settings, predictor.contract
     calibration, cascade = _calibration_record(opened, settings), _cascade_record(settings)

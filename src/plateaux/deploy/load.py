@@ -43,21 +43,15 @@ def load_predictor(
         return opened.predictor(opened.onnx_backend(threads=threads), max_batch=max_batch)
     from plateaux.prediction.load import load_run_predictor
 
-    return load_run_predictor(
-        opened,
-        device=device,
-        threads=threads,
-        ood_score=ood_score or "max_probability",
-        alpha=alpha,
-        max_batch=max_batch,
-    )
+    score = ood_score or "max_probability"
+    return load_run_predictor(opened, score, alpha, device=device, threads=threads, max_batch=max_batch)
 
 
 def open_source(source: RunLike | Bundle, components: Components | None = None) -> Run | Bundle:
     """Return a run or a bundle, opened."""
-    if isinstance(source, Bundle) or (not isinstance(source, Run) and is_bundle(source)):
-        return source if isinstance(source, Bundle) else Bundle.open(source)
-    return Run.open(source, components)
+    if isinstance(source, Bundle):
+        return source
+    return Run.open(source, components) if isinstance(source, Run) or not is_bundle(source) else Bundle.open(source)
 
 
 def is_bundle(root: RunLike) -> bool:

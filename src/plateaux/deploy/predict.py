@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
@@ -26,8 +25,6 @@ def predict(
     *,
     ood_score: str | None = None,
     alpha: float | None = None,
-    device: str | None = None,
-    threads: int | None = None,
     batch: BatchOptions | None = None,
     progress: Progress = log_messages,
 ) -> BatchResult: ...
@@ -39,7 +36,6 @@ def predict(
     out: str | Path | None = None,
     ood_score: str | None = None,
     alpha: float | None = None,
-    device: str | None = None,
     options: EvalOptions | None = None,
     progress: Progress = log_messages,
 ) -> Predictions: ...
@@ -51,8 +47,6 @@ def predict(
     split: str | None = None,
     ood_score: str | None = None,
     alpha: float | None = None,
-    device: str | None = None,
-    threads: int | None = None,
     batch: BatchOptions | None = None,
     options: EvalOptions | None = None,
     progress: Progress = log_messages,
@@ -72,49 +66,31 @@ def predict(
         ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`. None: `max_probability`, or that of
             the bundle.
         alpha: Which of the fitted conformal sets to return. None: the first, or that of the bundle.
-        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
-        threads: Only for inputs: CPU threads of a process. None: torch's setting for one process, else 1.
-        batch: Only for inputs: columns of tables, number of processes, cluster, size of a part.
-        options: Only for a split: members, limit, cache_logits, no_cache.
+        batch: For inputs: columns of tables, device, threads, number of processes, cluster, size of a part.
+        options: For a split: members, limit, device, cache_logits, no_cache.
         progress: Called with progress events.
     """
-    if inputs is not None and split is not None:
-        raise RecipeError(f"inputs and split = {split!r} were given. Give one of them, and leave out the other")
+    if (inputs is None) == (split is None):
+        given = "Neither inputs nor a split were" if inputs is None else f"Both inputs and split = {split!r} were"
+        raise RecipeError(
+            f"{given} given. Give one of them: files, folders, or tables to predict, or a split of the run, such "
+            'as split="test" (--split test)'
+        )
     if inputs is not None:
         if out is None:
             raise RecipeError("inputs were given without out. Give a file to write, or use load_predictor(source)(x)")
         if options is not None:
-            raise RecipeError(
-                "inputs were given with options for a split: members, limit, or cache_logits. Leave them out, or give "
-                "a split instead of the inputs"
-            )
-        return predict_files(
-            source, inputs, out, ood_score, alpha, device=device, threads=threads, batch=batch or DEFAULT_BATCH,
-            progress=progress,
-        )  # fmt: skip
-    if split is None:
-        raise RecipeError(
-            "Neither inputs nor a split were given. Give files, folders, or tables to predict, or a split of the run's "
-            'data: split="test" (--split test)'
-        )
-    if batch is not None or threads is not None:
-        raise RecipeError(
-            f"split = {split!r} was given with options for inputs: columns, processes, executor, address, part_size, "
-            "or threads. Leave them out, or give inputs instead of the split"
-        )
+            raise RecipeError("inputs were given with options of a split: members, limit, ... Leave one of them out")
+        return predict_files(source, inputs, Path(out), ood_score, alpha, batch or DEFAULT_BATCH, progress)
+    if batch is not None:
+        raise RecipeError("A split was given with options of inputs: columns, processes, ... Leave one of them out")
     opened = open_source(source)
     if isinstance(opened, Bundle):
-        raise RecipeError(
-            f"split = {split!r} was given, but {opened.store.root} is a bundle, which has no data. Give inputs, or the "
-            "run that was exported"
-        )
+        raise RecipeError(f"split = {split!r} was given with a bundle, which has no data. Give inputs, or a run")
     if out is not None:
         check_suffix(Path(out))
-    options = options or DEFAULT_OPTIONS
-    if device is not None:
-        options = replace(options, device=device)
     predictions = predict_split(
-        opened, split, ood_score=ood_score or "max_probability", alpha=alpha, options=options, progress=progress
+        opened, split or "", ood_score or "max_probability", alpha, options or DEFAULT_OPTIONS, progress
     )
     if out is not None:
         predictions.write(Path(out))

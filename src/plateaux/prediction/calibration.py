@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -113,19 +113,9 @@ class Calibration:
         if problem is not None:
             raise StorageError(f"{root / FILE}: {problem}; {ADVICE}")
         is_cascade = stored.cascade is not None
-        return cls(
-            stored.split,
-            stored.fingerprint,
-            ids,
-            stored.hashes,
-            stored.order,
-            stored.temperatures,
-            stored.sets,
-            stored.threshold,
-            stored.cascade,
-            run.store.get_tensor(IDS, "cascade_ids", dims=1, integers=True) if is_cascade else None,
-            stored.ood_reference,
-        )
+        cascade_ids = run.store.get_tensor(IDS, "cascade_ids", dims=1, integers=True) if is_cascade else None
+        values = {each.name: getattr(stored, each.name) for each in fields(stored)}
+        return cls(ids=ids, cascade_ids=cascade_ids, **values)
 
     @classmethod
     def of_weights(cls, run: Run) -> Calibration:

@@ -26,7 +26,7 @@ from plateaux.prediction.contract import InputContract
 from plateaux.prediction.predictions import NOT_CALIBRATED
 from plateaux.prediction.predictor import MAX_BATCH, Arrays, Predictor
 from plateaux.prediction.stage_backend import CONFIDENCE, LOGITS, PREVIOUS, QUERIED, StageBackend
-from plateaux.storage.run import Run, RunLike
+from plateaux.storage.run import Run
 
 ONE_MEMBER = "mutual information is 0 where members_queried is 1, because one member has nothing to disagree with"
 logger = logging.getLogger(__name__)
@@ -86,18 +86,17 @@ class ModuleBackend:
 
 
 def load_run_predictor(
-    run: RunLike,
+    run: Run,
+    ood_score: str,
+    alpha: float | None,
     *,
-    device: str | None = None,
+    device: str | None,
     threads: int | None = None,
-    ood_score: str = "max_probability",
-    alpha: float | None = None,
     max_batch: int = MAX_BATCH,
 ) -> Predictor:
     """Return the ensemble of a run as a predictor; `plateaux.load_predictor` describes the arguments."""
-    opened = Run.open(run)
-    contract = InputContract.from_run(opened)
-    settings, remark = answer_settings(opened, ood_score, alpha)
+    contract = InputContract.from_run(run)
+    settings, remark = answer_settings(run, ood_score, alpha)
     if settings.conformal is not None and is_randomized(settings.conformal):
         remark = (
             f"no prediction sets: the {settings.conformal.kind} sets of this calibration are randomized by sample id, "
@@ -106,7 +105,7 @@ def load_run_predictor(
         logger.warning("%s", remark)
         settings = replace(settings, conformal=None)
     return Predictor(
-        ModuleBackend(load_ensemble(opened, device=device), settings, threads=threads),
+        ModuleBackend(load_ensemble(run, device=device), settings, threads=threads),
         contract,
         outputs=(*settings.outputs, *(() if settings.cascade is None else (QUERIED,))),
         ood_score=settings.ood_score,
@@ -119,14 +118,7 @@ def load_run_predictor(
 def answer_settings(
     run: Run, ood_score: str, alpha: float | None = None, members: Sequence[int] | None = None
 ) -> tuple[AnswerSettings, str]:
-    """Return what is computed from the logits of some members, None: of all, and why some of it is missing.
-
-    Args:
-        run: An opened run, with or without a calibration.
-        ood_score: The OOD score to compute.
-        alpha: Which of the fitted conformal sets to return. None: the first.
-        members: The members that answer; a calibration is for all of them together.
-    """
+    """Return what is computed from the logits of some members, None: of all, and why some of it is missing."""
     remark = ""
     if run.info.calibration_digest is None:
         remark = NOT_CALIBRATED

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,28 +61,26 @@ class Predictions:
         cls,
         answers: Mapping[str, NDArray[Any]],
         class_names: tuple[str, ...],
-        *,
-        names: tuple[str, ...] = (),
-        ood_score: str,
+        ood_score_name: str,
         calibrated: bool,
         remark: str,
+        names: tuple[str, ...] = (),
+        errors: tuple[str | None, ...] = (),
     ) -> Predictions:
-        """Return answers by name, as a graph or the members compute them, as predictions."""
-        sets, abstain, queried = (answers.get(name) for name in ("prediction_set", "abstain", "members_queried"))
+        """Return predictions from their arrays by name, as a graph computes them; what is not calibrated is missing."""
+        arrays: dict[str, Any] = {
+            name: answers[name].astype(dtype, copy=False) if name in answers else None for name, dtype in DTYPES.items()
+        }
+        uncertainty = Uncertainty(arrays.pop("entropy"), arrays.pop("mutual_information"))
         return cls(
-            answers["label"].astype(np.int64),
-            answers["probability"].astype(np.float64),
-            answers["probabilities"].astype(np.float64),
-            Uncertainty(answers["entropy"].astype(np.float64), answers["mutual_information"].astype(np.float64)),
-            answers["ood_score"].astype(np.float64),
-            None if sets is None else sets.astype(np.bool_),
-            None if abstain is None else abstain.astype(np.bool_),
-            class_names,
-            names,
-            ood_score,
-            calibrated,
-            remark,
-            members_queried=None if queried is None else queried.astype(np.int64),
+            **arrays,
+            uncertainty=uncertainty,
+            class_names=class_names,
+            names=names,
+            ood_score_name=ood_score_name,
+            calibrated=calibrated,
+            remark=remark,
+            errors=errors,
         )
 
     def __len__(self) -> int:
@@ -144,8 +142,7 @@ class Predictions:
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the numeric columns as arrays; what was not calibrated is left out."""
-        arrays = {name: getattr(self, name) for name in ARRAYS}
-        arrays |= {item.name: getattr(self.uncertainty, item.name) for item in fields(Uncertainty)}
+        arrays = {name: getattr(self.uncertainty if name in UNCERTAINTY else self, name) for name in DTYPES}
         return {name: values for name, values in arrays.items() if values is not None}
 
     def to_frame(self) -> Any:
@@ -154,69 +151,52 @@ class Predictions:
 
     def take(self, rows: slice | NDArray[Any]) -> Predictions:
         """Return the predictions of some inputs."""
-        # Without `replace` and `getattr`: a service calls this for every request.
-        names, errors = (
-            tuple(np.array(values, dtype=object)[rows]) if values else () for values in (self.names, self.errors)
-        )
-        return Predictions(
-            self.label[rows],
-            self.probability[rows],
-            self.probabilities[rows],
-            Uncertainty(self.uncertainty.entropy[rows], self.uncertainty.mutual_information[rows]),
-            self.ood_score[rows],
-            None if self.prediction_set is None else self.prediction_set[rows],
-            None if self.abstain is None else self.abstain[rows],
-            self.class_names,
-            names,
-            self.ood_score_name,
-            self.calibrated,
-            self.remark,
-            errors,
-            None if self.members_queried is None else self.members_queried[rows],
-        )
+        texts = (self.names, self.errors)
+        names, errors = (tuple(np.array(each, dtype=object)[rows]) if each else () for each in texts)
+        return self.replaced({name: values[rows] for name, values in self.to_arrays().items()}, names, errors)
+
+    def replaced(
+        self, arrays: Mapping[str, NDArray[Any]], names: tuple[str, ...], errors: tuple[str | None, ...]
+    ) -> Predictions:
+        """Return predictions of the same predictor for other inputs, from the arrays that `to_arrays` returns."""
+        about = self.class_names, self.ood_score_name, self.calibrated, self.remark
+        return self.from_answers(arrays, *about, names, errors)
 
     def write(self, file: Path) -> None:
         """Write a .csv, .jsonl, .parquet or .npz file atomically."""
         write_atomic(file, encode(self, check_suffix(file)))
 
 
-ARRAYS = ("label", "probability", "probabilities", "ood_score", "prediction_set", "abstain", "members_queried")
+UNCERTAINTY = ("entropy", "mutual_information")
+DTYPES: Mapping[str, Any] = {  # of the arrays, by name
+    "label": np.int64,
+    **dict.fromkeys(("probability", "probabilities", "ood_score"), np.float64),
+    **dict.fromkeys(("prediction_set", "abstain"), np.bool_),
+    "members_queried": np.int64,
+    **dict.fromkeys(UNCERTAINTY, np.float64),
+}
+MISSING = {"label": -1, "prediction_set": False, "abstain": True, "members_queried": 0}  # all others: NaN
 
 
 def concatenate(parts: Sequence[Predictions]) -> Predictions:
     """Return the predictions of several batches of one predictor as one record."""
-    first = parts[0]
     if len(parts) == 1:
-        return first
-    joined: dict[str, Any] = {
-        name: None if getattr(first, name) is None else np.concatenate([getattr(part, name) for part in parts])
-        for name in ARRAYS
-    }
-    uncertainty = Uncertainty(
-        *(np.concatenate([getattr(part.uncertainty, item.name) for part in parts]) for item in fields(Uncertainty))
-    )
+        return parts[0]
+    arrays = [part.to_arrays() for part in parts]
+    joined = {name: np.concatenate([each[name] for each in arrays]) for name in arrays[0]}
     names = tuple(name for part in parts for name in part.names)
-    errors = tuple(error for part in parts for error in part.errors)
-    return replace(first, **joined, uncertainty=uncertainty, names=names, errors=errors)
+    return parts[0].replaced(joined, names, tuple(error for part in parts for error in part.errors))
 
 
 def with_errors(found: Predictions, errors: Mapping[int, str]) -> Predictions:
     """Return predictions with a row for each input without one; `errors` has their positions among all inputs."""
     total = len(found) + len(errors)
-    rows = np.array([position for position in range(total) if position not in errors], dtype=np.int64)
-
-    def spread(values: NDArray[Any] | None, missing: Any) -> NDArray[Any] | None:
-        if values is None:
-            return None
-        result = np.full((total, *values.shape[1:]), missing, dtype=values.dtype)
-        result[rows] = values
-        return result
-
-    fill: dict[str, Any] = {"label": -1, "prediction_set": False, "abstain": True, "members_queried": 0}
-    spreads: dict[str, Any] = {name: spread(getattr(found, name), fill.get(name, np.nan)) for name in ARRAYS}
-    parts = [spread(getattr(found.uncertainty, item.name), np.nan) for item in fields(Uncertainty)]
-    texts = tuple(errors.get(position) for position in range(total))
-    return replace(found, **spreads, uncertainty=Uncertainty(*parts), errors=texts)  # type: ignore[arg-type]
+    rows = [position for position in range(total) if position not in errors]
+    arrays = {}
+    for name, values in found.to_arrays().items():
+        arrays[name] = np.full((total, *values.shape[1:]), MISSING.get(name, np.nan), dtype=values.dtype)
+        arrays[name][rows] = values
+    return found.replaced(arrays, found.names, tuple(errors.get(position) for position in range(total)))
 
 
 def check_suffix(file: Path) -> str:

@@ -92,6 +92,5 @@ class Predictor:
         return self._to_predictions(answers)
 
     def _to_predictions(self, answers: Arrays) -> Predictions:
-        return Predictions.from_answers(
-            answers, self.class_names, ood_score=self.ood_score, calibrated=self.calibrated, remark=self.remark
-        )
+        about = self.class_names, self.ood_score, self.calibrated, self.remark
+        return Predictions.from_answers(answers, *about)

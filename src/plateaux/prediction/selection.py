@@ -136,12 +136,7 @@ def select_members(
     return EnsembleSelection(tuple(members), selection, split, fingerprint)
 
 
-def load_selection(
-    file: str | Path,
-    runs: Sequence[RunLike] = (),
-    *,
-    device: str | None = None,
-) -> Ensemble:
+def load_selection(file: str | Path, runs: Sequence[RunLike] = (), *, device: str | None = None) -> Ensemble:
     """Return the ensemble of a selection, ready to predict; a member that was selected twice has twice the weight."""
     chosen = EnsembleSelection.read(file)
     pool = zip(chosen.members, chosen.selection.weights, strict=True)

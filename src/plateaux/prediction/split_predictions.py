@@ -22,13 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def predict_split(
-    run: RunLike,
-    split: str,
-    *,
-    ood_score: str,
-    alpha: float | None,
-    options: EvalOptions,
-    progress: Progress,
+    run: RunLike, split: str, ood_score: str, alpha: float | None, options: EvalOptions, progress: Progress
 ) -> Predictions:
     """Predict the samples of a split or of another dataset; `plateaux.predict` describes the arguments."""
     options.require("predict", "members", "limit", "device", "cache_logits", "no_cache")
@@ -58,8 +52,8 @@ def predict_split(
     return Predictions.from_answers(
         {name: values.numpy() for name, values in answers.items()},
         class_names(evaluator.data_info.labels, evaluator.data_info.classes),
-        names=tuple(str(number) for number in outputs.ids.tolist()),
-        ood_score=ood_score,
-        calibrated=settings.temperatures is not None,
-        remark=remark,
+        ood_score,
+        settings.temperatures is not None,
+        remark,
+        tuple(str(number) for number in outputs.ids.tolist()),
     )
