@@ -20,7 +20,6 @@ from plateaux.core.errors import DataError, RecipeError, RunError
 from plateaux.deploy.load import load_predictor
 from plateaux.deploy.predict import predict
 from plateaux.prediction.calibration import CalibrationOptions, calibrate
-from plateaux.prediction.load import ModuleBackend
 from plateaux.prediction.predictor import Predictor
 from plateaux.storage.run import Run
 
@@ -158,9 +157,8 @@ def test_a_run_without_a_record_of_its_inputs_is_refused(uncalibrated: Path) -> 
 
 def test_nan_answers_are_an_error(run: Path, images: torch.Tensor) -> None:
     predictor = load_predictor(run)
-    assert isinstance(predictor.backend, ModuleBackend)
     with torch.no_grad():
-        next(predictor.backend.ensemble.members[0].parameters()).fill_(float("nan"))
+        next(predictor.ensemble.members[0].parameters()).fill_(float("nan"))
     with pytest.raises(DataError, match="returned NaN"):
         predictor(images[:2])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -104,14 +105,18 @@ def load_run_predictor(
         )
         logger.warning("%s", remark)
         settings = replace(settings, conformal=None)
+    ensemble = load_ensemble(run, device=device)
+    dtypes = {tensor.dtype for tensor in (*ensemble.parameters(), *ensemble.buffers()) if tensor.is_floating_point()}
+    in_float32 = ensemble if dtypes <= {torch.float32} else deepcopy(ensemble).float()
     return Predictor(
-        ModuleBackend(load_ensemble(run, device=device), settings, threads=threads),
+        ModuleBackend(in_float32, settings, threads=threads),
         contract,
         outputs=(*settings.outputs, *(() if settings.cascade is None else (QUERIED,))),
         ood_score=settings.ood_score,
         calibrated=settings.temperatures is not None,
         remark=remark,
         max_batch=max_batch,
+        ensemble=ensemble,
     )
 
 
@@ -143,7 +148,7 @@ def answer_settings(
 
 
 def load_ensemble(run: Run, *, device: str | None = None) -> Ensemble:
-    """Return the trained members of a run as one module in float32."""
+    """Return the trained members of a run as one module."""
     info = run.info.data
     modules = load_members(run, run.trained_members())
-    return Ensemble(modules, mean=info.mean, std=info.std, labels=info.labels).float().to(get_device(device))
+    return Ensemble(modules, mean=info.mean, std=info.std, labels=info.labels).to(get_device(device))

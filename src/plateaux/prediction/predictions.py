@@ -67,7 +67,12 @@ class Predictions:
         names: tuple[str, ...] = (),
         errors: tuple[str | None, ...] = (),
     ) -> Predictions:
-        """Return predictions from their arrays by name, as a graph computes them; what is not calibrated is missing."""
+        """Return predictions from their arrays by name, as a graph computes them.
+
+        Args:
+            answers: The arrays; those that are not calibrated are missing.
+            class_names, ood_score_name, calibrated, remark, names, errors: The fields of the same name.
+        """
         arrays: dict[str, Any] = {
             name: answers[name].astype(dtype, copy=False) if name in answers else None for name, dtype in DTYPES.items()
         }
@@ -153,9 +158,9 @@ class Predictions:
         """Return the predictions of some inputs."""
         texts = (self.names, self.errors)
         names, errors = (tuple(np.array(each, dtype=object)[rows]) if each else () for each in texts)
-        return self.replaced({name: values[rows] for name, values in self.to_arrays().items()}, names, errors)
+        return self._replaced({name: values[rows] for name, values in self.to_arrays().items()}, names, errors)
 
-    def replaced(
+    def _replaced(
         self, arrays: Mapping[str, NDArray[Any]], names: tuple[str, ...], errors: tuple[str | None, ...]
     ) -> Predictions:
         """Return predictions of the same predictor for other inputs, from the arrays that `to_arrays` returns."""
@@ -185,7 +190,7 @@ def concatenate(parts: Sequence[Predictions]) -> Predictions:
     arrays = [part.to_arrays() for part in parts]
     joined = {name: np.concatenate([each[name] for each in arrays]) for name in arrays[0]}
     names = tuple(name for part in parts for name in part.names)
-    return parts[0].replaced(joined, names, tuple(error for part in parts for error in part.errors))
+    return parts[0]._replaced(joined, names, tuple(error for part in parts for error in part.errors))
 
 
 def with_errors(found: Predictions, errors: Mapping[int, str]) -> Predictions:
@@ -196,7 +201,7 @@ def with_errors(found: Predictions, errors: Mapping[int, str]) -> Predictions:
     for name, values in found.to_arrays().items():
         arrays[name] = np.full((total, *values.shape[1:]), MISSING.get(name, np.nan), dtype=values.dtype)
         arrays[name][rows] = values
-    return found.replaced(arrays, found.names, tuple(errors.get(position) for position in range(total)))
+    return found._replaced(arrays, found.names, tuple(errors.get(position) for position in range(total)))
 
 
 def check_suffix(file: Path) -> str:

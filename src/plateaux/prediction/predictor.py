@@ -47,23 +47,24 @@ class Predictor:
         calibrated: bool,
         remark: str = "",
         max_batch: int = MAX_BATCH,
+        ensemble: Ensemble | None = None,
     ) -> None:
         if max_batch < 1:
             raise RecipeError(f"max_batch = {max_batch}: give a number of at least 1")
         self.backend, self.contract, self.max_batch = backend, contract, max_batch
         self.outputs, self.ood_score, self.calibrated, self.remark = tuple(outputs), ood_score, calibrated, remark
+        self._ensemble = ensemble
         self.class_names = class_names(contract.labels, contract.classes)
 
     @property
     def ensemble(self) -> Ensemble:
-        """The members as one `nn.Module`, which checks no inputs. The predictor of a bundle has none."""
-        found: Ensemble | None = getattr(self.backend, "ensemble", None)
-        if found is None:
+        """The members as one `nn.Module` in their own precision, without checks of inputs. A bundle has none."""
+        if self._ensemble is None:
             raise RunError(
                 "The predictor of a bundle has no `ensemble`: a bundle contains the graph of the members, not their "
                 "`nn.Module`s. Load the run that was exported: plateaux.load_predictor(RUN).ensemble"
             )
-        return found
+        return self._ensemble
 
     def __call__(self, x: Any) -> Predictions:
         """Return the predictions for one input, a batch, or a list of inputs; there is always one row per input."""
