@@ -32,7 +32,7 @@ import plateaux
 from plateaux.config.builders.data import build_data
 from plateaux.data.files import data_root
 from plateaux.deploy.agreement import Agreement, compare_answers
-from plateaux.deploy.inputs import prepare
+from plateaux.prediction.inputs import prepare
 
 PARTS = ("resnets", "vit", "heads", "mrpc")
 NEEDED = {

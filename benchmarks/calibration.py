@@ -19,8 +19,8 @@ from plateaux.ensembles import conformal
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.temperature import apply, calibrate_then_pool, fit, pool_then_calibrate
 from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.member_outputs import MemberOutputs, predict_all
 from plateaux.evaluation.options import EvalOptions
-from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.splits import eval_split
 
 DEPTHS = (20, 32, 44, 56)

@@ -24,8 +24,8 @@ from plateaux.data.files import data_root
 from plateaux.ensembles.cascade import Cascade, CascadeOptions, fit
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.member_outputs import MemberOutputs, predict_all
 from plateaux.evaluation.options import EvalOptions
-from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.splits import eval_split
 
 DEPTHS = (20, 32, 44, 56)

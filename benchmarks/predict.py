@@ -22,7 +22,6 @@ from _common import Results, at_least, at_most, budget, paired, parse_flags, wri
 
 import plateaux
 from plateaux.core.registry import model
-from plateaux.deploy.loading import ModuleBackend
 
 PARTS = ("call", "processes")
 
@@ -50,8 +49,7 @@ def measure_call(results: Results, folder: Path, quick: bool) -> None:
     torch.set_num_threads(1)
     run = make_run(folder, "resnet8" if quick else "resnet20")
     predictor = plateaux.load_predictor(run, threads=1)
-    assert isinstance(predictor.backend, ModuleBackend)
-    members = list(predictor.backend.ensemble.members)
+    members = list(predictor.ensemble.members)
     image = np.random.default_rng(0).integers(0, 256, (3, 32, 32), dtype=np.uint8)
     x = torch.from_numpy(image)[None].float() / 255
     calls = 5 if quick else 20

@@ -4,7 +4,7 @@ recipe = plateaux.Recipe.load("quickstart")
 run = plateaux.train(recipe, out="runs/quickstart")
 result = plateaux.evaluate(run)
 print(result["accuracy"].ensemble.value)
-probabilities = plateaux.load(run).predict(images)
+predictions = plateaux.load_predictor(run)(images)
 """
 
 __version__ = "0.1.0"
@@ -22,32 +22,31 @@ if _typing.TYPE_CHECKING:
     from plateaux.core.registry import dataset, executor, method, metric, model, probe
     from plateaux.core.types import Batch, Estimate, TensorTree
     from plateaux.data.sources import DataSplits, from_dataset, from_tensors
-    from plateaux.deploy.batch import BatchOptions, BatchResult, predict_files
+    from plateaux.deploy.batch import BatchOptions, BatchResult
     from plateaux.deploy.export import export
     from plateaux.deploy.hub import pull, push
     from plateaux.deploy.load import load_predictor
-    from plateaux.deploy.predictor import Predictor
+    from plateaux.deploy.predict import predict
     from plateaux.ensembles.cascade import CascadeOptions
     from plateaux.ensembles.ensemble import Ensemble
-    from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
-    from plateaux.evaluation.cascade import evaluate_cascade
     from plateaux.evaluation.evaluate import evaluate
     from plateaux.evaluation.evaluation import Evaluation
-    from plateaux.evaluation.loading import load
     from plateaux.evaluation.ood import detect_ood
     from plateaux.evaluation.options import EvalOptions
-    from plateaux.evaluation.predict import predict
-    from plateaux.evaluation.prediction_records import Predictions
     from plateaux.evaluation.results import MetricResult
     from plateaux.evaluation.robustness import robustness
-    from plateaux.evaluation.selection import EnsembleSelection, load_selection, select_members
-    from plateaux.evaluation.soup import soup
     from plateaux.loss_landscape.loss_surface import LossSurface
     from plateaux.loss_landscape.probe import Probe
     from plateaux.loss_landscape.run_probes import probe_landscape
     from plateaux.loss_landscape.session import ProbeOptions
     from plateaux.optim.sample_sharpness import SampleSharpness
     from plateaux.optim.sharpness_aware import SharpnessAware
+    from plateaux.prediction.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
+    from plateaux.prediction.cascade import evaluate_cascade
+    from plateaux.prediction.predictions import Predictions
+    from plateaux.prediction.predictor import Predictor
+    from plateaux.prediction.selection import EnsembleSelection, load_selection, select_members
+    from plateaux.prediction.soup import soup
     from plateaux.storage.import_weights import import_weights
     from plateaux.storage.open_run import open_run
     from plateaux.storage.run import Run
@@ -109,7 +108,6 @@ __all__ = [
     "from_dataset",
     "from_tensors",
     "import_weights",
-    "load",
     "load_predictor",
     "load_selection",
     "log_results",
@@ -120,7 +118,6 @@ __all__ = [
     "pending_jobs",
     "plan",
     "predict",
-    "predict_files",
     "probe",
     "probe_landscape",
     "pull",
@@ -140,32 +137,31 @@ _MODULES = {
     "core.registry": ("dataset", "executor", "method", "metric", "model", "probe"),
     "core.types": ("Batch", "Estimate", "TensorTree"),
     "data.sources": ("DataSplits", "from_dataset", "from_tensors"),
-    "deploy.batch": ("BatchOptions", "BatchResult", "predict_files"),
+    "deploy.batch": ("BatchOptions", "BatchResult"),
     "deploy.export": ("export",),
     "deploy.hub": ("pull", "push"),
     "deploy.load": ("load_predictor",),
-    "deploy.predictor": ("Predictor",),
+    "deploy.predict": ("predict",),
     "ensembles.cascade": ("CascadeOptions",),
     "ensembles.ensemble": ("Ensemble",),
-    "evaluation.calibration": ("Calibration", "CalibrationOptions", "calibrate", "evaluate_calibration"),
-    "evaluation.cascade": ("evaluate_cascade",),
     "evaluation.evaluate": ("evaluate",),
     "evaluation.evaluation": ("Evaluation",),
-    "evaluation.loading": ("load",),
     "evaluation.ood": ("detect_ood",),
     "evaluation.options": ("EvalOptions",),
-    "evaluation.predict": ("predict",),
-    "evaluation.prediction_records": ("Predictions",),
     "evaluation.results": ("MetricResult",),
     "evaluation.robustness": ("robustness",),
-    "evaluation.selection": ("EnsembleSelection", "load_selection", "select_members"),
-    "evaluation.soup": ("soup",),
     "loss_landscape.loss_surface": ("LossSurface",),
     "loss_landscape.probe": ("Probe",),
     "loss_landscape.run_probes": ("probe_landscape",),
     "loss_landscape.session": ("ProbeOptions",),
     "optim.sample_sharpness": ("SampleSharpness",),
     "optim.sharpness_aware": ("SharpnessAware",),
+    "prediction.calibration": ("Calibration", "CalibrationOptions", "calibrate", "evaluate_calibration"),
+    "prediction.cascade": ("evaluate_cascade",),
+    "prediction.predictions": ("Predictions",),
+    "prediction.predictor": ("Predictor",),
+    "prediction.selection": ("EnsembleSelection", "load_selection", "select_members"),
+    "prediction.soup": ("soup",),
     "storage.import_weights": ("import_weights",),
     "storage.open_run": ("open_run",),
     "storage.run": ("Run",),

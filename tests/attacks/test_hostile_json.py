@@ -42,7 +42,7 @@ DEEP = '{"a":' * 1_000_000
 COMMANDS = (
     ["status", "{run}", "--json"], ["plan", "{run}"],
     ["evaluate", "{run}", "--metrics", "accuracy"], ["evaluate", "{run}", "--calibrated", "--exclude-calibration-ids"],
-    ["predict", "{run}", "--out", "{out}/p.csv"], ["report", "{run}", "--out", "{out}/r.csv"],
+    ["predict", "{run}", "--split", "test", "--out", "{out}/p.csv"], ["report", "{run}", "--out", "{out}/r.csv"],
     ["train", "{run}/recipe.toml", "--out", "{run}", "--no-evaluate"],
 )  # fmt: skip
 

@@ -146,7 +146,7 @@ def test_a_damaged_file_is_refused_or_changes_nothing(
     if is_named(name):
         assert verified == 4, "verify did not notice the damage"
     call("report", str(root), "--out", str(tmp_path / "report.json"))
-    call("predict", str(root), "--out", str(tmp_path / "predictions.csv"))
+    call("predict", str(root), "--split", "test", "--out", str(tmp_path / "predictions.csv"))
     code, text = call("evaluate", str(root), *metrics, "--json")
     if code == 0:
         COUNTS["silent differences"] += values(text) != expected

@@ -176,7 +176,8 @@ def test_commands_show_hostile_names_as_text(hostile_run: Path, monkeypatch: pyt
     commands = [
         ["train", "recipe.toml", "--out", run], ["status", run], ["plan", run],
         ["evaluate", run, "--metrics", "all"], ["evaluate", run, "--markdown"],
-        ["calibrate", run, "--split", "test", "--fraction", "0.5"], ["predict", run, "--out", "p.csv"],
+        ["calibrate", run, "--split", "test", "--fraction", "0.5"],
+        ["predict", run, "--split", "test", "--out", "p.csv"],
         ["report", run, "--out", "r.html"], ["report", run, "--out", "r.md"], ["report", run, "--out", "r.csv"],
         ["status", STRINGS["ansi"]], ["train", STRINGS["ansi"] + STRINGS["markup"]], ["list", STRINGS["ansi"]],
         ["train", "recipe.toml", "--set", f"model.name='{STRINGS['markup']}'"],

@@ -72,7 +72,7 @@ def test_a_full_disk_during_training_gives_exit_code_4_at_every_write(
     "command",
     [
         ["evaluate", "{run}", "--metrics", "accuracy"],
-        ["predict", "{run}", "--out", "{out}/p.csv"],
+        ["predict", "{run}", "--split", "test", "--out", "{out}/p.csv"],
         ["calibrate", "{run}", "--split", "test"],
         ["report", "{run}", "--out", "{out}/r.md"],
         ["soup", "{run}", "--split", "test", "--out", "{out}/soup"],

@@ -95,7 +95,7 @@ def test_a_calibration_is_fitted_evaluated_and_used(run: str, tmp_path: Path) ->
     assert "nll before" in call("evaluate", run, "--calibrated", "--markdown")[1]
     code, _, message = call("evaluate", run, "--calibrated", "--split", "validation")
     assert (code, "--exclude-calibration-ids" in message) == (4, True)
-    code, out, message = call("predict", run, "-o", str(tmp_path / "answers.csv"))
+    code, out, message = call("predict", run, "--split", "test", "-o", str(tmp_path / "answers.csv"))
     assert code == 0, message
     lines = (tmp_path / "answers.csv").read_text().splitlines()
     assert lines[0] == "name,label,label_name,probability,entropy,mutual_information,ood_score,prediction_set,abstain"
@@ -167,7 +167,7 @@ def test_a_cascade_is_evaluated_and_used(run_with_cascade: str, tmp_path: Path) 
     code, _, message = call("evaluate", run_with_cascade, "--cascade", "--split", "validation")
     assert (code, "--exclude-calibration-ids" in message) == (4, True)
     assert call("evaluate", run_with_cascade, "--cascade", "--limit", "5")[0] == 2
-    assert call("predict", run_with_cascade, "-o", str(tmp_path / "answers.csv"))[0] == 0
+    assert call("predict", run_with_cascade, "--split", "test", "-o", str(tmp_path / "answers.csv"))[0] == 0
     assert (tmp_path / "answers.csv").read_text().splitlines()[0].endswith(",abstain,members_queried")
 
 

@@ -196,7 +196,7 @@ def test_import_weights_creates_a_run(tmp_path: Path) -> None:
     words = ["import-weights", "-o", str(tmp_path / "run"), "--model", "mlp", "--data", "digits"]
     code, _, message = call(*words, "--weights", files[0], "--weights", files[1])
     assert code == 0, message
-    ensemble = plateaux.load(tmp_path / "run")
+    ensemble = plateaux.load_predictor(tmp_path / "run").ensemble
     x = torch.rand(3, 1, 8, 8)
     seen = (x - ensemble.mean[0]) / ensemble.std[0]
     torch.testing.assert_close(ensemble.logits(x), torch.stack([net.eval()(seen) for net in nets]).detach())

@@ -15,7 +15,7 @@ from plateaux.config.schema import ConfigSection
 from plateaux.config.search_space import Range, sample
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import derive_seed
-from plateaux.evaluation.selection import select_members
+from plateaux.prediction.selection import select_members
 from plateaux.training.checks import check
 from plateaux.training.setup import build_train_states
 from plateaux.training.train import train

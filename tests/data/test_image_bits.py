@@ -14,8 +14,8 @@ from plateaux.data.files import decode
 from plateaux.data.images import decode_image, has_color, to_pixels
 from plateaux.data.preprocessing import Preprocessing
 from plateaux.data.summary import TensorSummary
-from plateaux.deploy.contract import InputContract
-from plateaux.deploy.inputs import prepare
+from plateaux.prediction.contract import InputContract
+from plateaux.prediction.inputs import prepare
 
 VALUES = (np.arange(48) * 1300).astype(np.uint16).reshape(6, 8)
 EXPECTED = VALUES // 256

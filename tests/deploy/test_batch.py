@@ -26,11 +26,12 @@ from plateaux.core.registry import dataset
 from plateaux.data.preprocessing import Preprocessing, WordPiece
 from plateaux.data.summary import TensorSummary
 from plateaux.deploy import batch
-from plateaux.deploy.batch import BatchOptions, predict_files
-from plateaux.deploy.contract import InputContract
-from plateaux.deploy.input_files import InputReader, list_inputs
-from plateaux.deploy.inputs import prepare
+from plateaux.deploy.batch import BatchOptions
 from plateaux.deploy.load import load_predictor
+from plateaux.deploy.predict import predict
+from plateaux.prediction.contract import InputContract
+from plateaux.prediction.input_files import InputReader, list_inputs
+from plateaux.prediction.inputs import prepare
 from tests.cli.test_main import call
 
 SMALL = BatchOptions(part_size=7)
@@ -72,7 +73,7 @@ def test_a_folder_is_predicted_in_order_with_the_answers_of_the_predictor(
     run: Path, folder: Path, images: np.ndarray[Any, Any], tmp_path: Path
 ) -> None:
     events: list[ProgressEvent] = []
-    result = predict_files(run, folder, tmp_path / "a.csv", batch=SMALL, progress=events.append)
+    result = predict(run, folder, tmp_path / "a.csv", batch=SMALL, progress=events.append)
     assert (result.inputs, result.failed, result.reused) == (40, 0, 0)
     rows = read_csv(tmp_path / "a.csv")
     order = [*range(0, 40, 2), *range(1, 40, 2)]
@@ -94,9 +95,9 @@ def test_all_output_formats_contain_the_same_answers(run: Path, folder: Path, tm
     (tmp_path / "bad.png").write_bytes(b"not an image")
     inputs = [folder, tmp_path / "bad.png"]
     for suffix in ("csv", "jsonl", "npz", "parquet"):
-        result = predict_files(run, inputs, tmp_path / f"a.{suffix}", batch=SMALL)
+        result = predict(run, inputs, tmp_path / f"a.{suffix}", batch=SMALL)
         assert (result.inputs, result.failed) == (41, 1)
-        predict_files(run, inputs, tmp_path / f"b.{suffix}", batch=SMALL)
+        predict(run, inputs, tmp_path / f"b.{suffix}", batch=SMALL)
         assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
     rows = read_csv(tmp_path / "a.csv")
     lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
@@ -133,15 +134,15 @@ def test_arrays_and_tables_of_paths_are_the_same_inputs(
     (tmp_path / "t.txt").write_text("\n".join(map(str, files)) + "\n")
     expected = load_predictor(run)(images).label.tolist()
     for name in ("x.npy", "x.npz", "two.npz", "t.csv", "t.txt"):
-        result = predict_files(run, tmp_path / name, tmp_path / "a.jsonl")
+        result = predict(run, tmp_path / name, tmp_path / "a.jsonl")
         assert result.failed == 0, name
         found = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
         assert [row["label"] for row in found] == expected, name
         assert found[3]["name"] == f"{tmp_path / name}[3]"
     (tmp_path / "urls.csv").write_text("path\nmemory://deploy/0.png\n")
-    assert predict_files(run, tmp_path / "urls.csv", tmp_path / "u.csv").failed == 1  # a table fetches nothing
+    assert predict(run, tmp_path / "urls.csv", tmp_path / "u.csv").failed == 1  # a table fetches nothing
     assert "The table names the URL" in (tmp_path / "u.csv").read_text()
-    predict_files(run, str(folder / "*" / "*.png"), tmp_path / "g.jsonl")
+    predict(run, str(folder / "*" / "*.png"), tmp_path / "g.jsonl")
     assert len((tmp_path / "g.jsonl").read_text().splitlines()) == 40
 
 
@@ -208,11 +209,11 @@ def test_urls_are_read_with_fsspec(run: Path, images: np.ndarray[Any, Any], tmp_
     memory.pipe("/deploy-array/x.npy", (tmp_path / "x.npy").read_bytes())
     expected = load_predictor(run)(images[:5]).label.tolist()
     for url in ("memory://deploy", "memory://deploy/*.png", "memory://deploy-array/x.npy"):
-        predict_files(run, url, tmp_path / "a.jsonl")
+        predict(run, url, tmp_path / "a.jsonl")
         found = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
         assert [row["label"] for row in found] == expected, url
         assert found[0]["name"].startswith("memory://")
-    result = predict_files(run, "memory://deploy/none.png", tmp_path / "a.jsonl")
+    result = predict(run, "memory://deploy/none.png", tmp_path / "a.jsonl")
     assert result.failed == 1
 
 
@@ -221,27 +222,27 @@ def test_unreadable_files_are_rows_and_missing_ones_an_error(run: Path, tmp_path
     np.save(tmp_path / "nan.npy", np.full((2, 1, 8, 8), np.nan))
     np.save(tmp_path / "wide.npy", np.zeros((2, 1, 9, 8), dtype=np.uint8))
     files = [tmp_path / name for name in ("bad.npy", "nan.npy", "wide.npy")]
-    result = predict_files(run, files, tmp_path / "a.csv")
+    result = predict(run, files, tmp_path / "a.csv")
     rows = read_csv(tmp_path / "a.csv")
     assert (result.inputs, result.failed) == (5, 5)
     for row, words in zip(rows, ["cannot be read", "NaN", "NaN", "Expected: [1, 8, 8]", "Expected"], strict=True):
         assert words in row["error"], row
     with pytest.raises(DataError, match="there is no such file or folder"):
-        predict_files(run, tmp_path / "none.png", tmp_path / "b.csv")
+        predict(run, tmp_path / "none.png", tmp_path / "b.csv")
     with pytest.raises(DataError, match="no file matches the pattern"):
-        predict_files(run, str(tmp_path / "*.jpg"), tmp_path / "b.csv")
+        predict(run, str(tmp_path / "*.jpg"), tmp_path / "b.csv")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="contains no files that end in"):
-        predict_files(run, tmp_path / "empty", tmp_path / "b.csv")
+        predict(run, tmp_path / "empty", tmp_path / "b.csv")
     (tmp_path / "a.doc").write_text("")
     with pytest.raises(DataError, match=r"a\.doc: the inputs of this model are"):
-        predict_files(run, tmp_path / "a.doc", tmp_path / "b.csv")
+        predict(run, tmp_path / "a.doc", tmp_path / "b.csv")
     np.save(tmp_path / "zero.npy", np.zeros((0, 1, 8, 8), dtype=np.uint8))
     with pytest.raises(DataError, match="there are no inputs"):
-        predict_files(run, tmp_path / "zero.npy", tmp_path / "b.csv")
+        predict(run, tmp_path / "zero.npy", tmp_path / "b.csv")
     assert not (tmp_path / "b.csv.parts").exists()
     with pytest.raises(RecipeError, match=r"\.csv, \.jsonl, \.parquet, \.npz"):
-        predict_files(run, files, tmp_path / "b.doc")
+        predict(run, files, tmp_path / "b.doc")
 
 
 class Stopped(Exception):
@@ -251,7 +252,7 @@ class Stopped(Exception):
 def test_resuming_computes_only_missing_parts_and_writes_equal_bytes(
     run: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    predict_files(run, folder, tmp_path / "whole.csv", batch=SMALL)
+    predict(run, folder, tmp_path / "whole.csv", batch=SMALL)
 
     def stop(event: ProgressEvent) -> None:
         if isinstance(event, WorkDone) and event.done >= 21:
@@ -259,7 +260,7 @@ def test_resuming_computes_only_missing_parts_and_writes_equal_bytes(
 
     out = tmp_path / "resumed.csv"
     with pytest.raises(Stopped):
-        predict_files(run, folder, out, batch=SMALL, progress=stop)
+        predict(run, folder, out, batch=SMALL, progress=stop)
     assert not out.exists()
     parts = tmp_path / "resumed.csv.parts"
     assert len(list(parts.glob("part-*.csv"))) == 3
@@ -269,7 +270,7 @@ def test_resuming_computes_only_missing_parts_and_writes_equal_bytes(
     computed: list[int] = []
     original = batch.predict_part
     monkeypatch.setattr(batch, "predict_part", lambda job, part: computed.append(part.number) or original(job, part))
-    result = predict_files(run, folder, out, batch=SMALL)
+    result = predict(run, folder, out, batch=SMALL)
     assert computed == [1, 2, 3, 4, 5]
     assert result.reused == 7
     assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
@@ -282,26 +283,26 @@ def test_a_resume_with_other_inputs_or_settings_is_refused(run: Path, folder: Pa
 
     out = tmp_path / "a.csv"
     with pytest.raises(Stopped):
-        predict_files(run, folder, out, batch=SMALL, progress=stop)
+        predict(run, folder, out, batch=SMALL, progress=stop)
     with pytest.raises(RunError, match=r"other inputs or settings[\s\S]*ood_score"):
-        predict_files(run, folder, out, batch=SMALL, ood_score="pds")
+        predict(run, folder, out, batch=SMALL, ood_score="pds")
     with pytest.raises(RunError, match=r"inputs\.count: 40 -> 20"):
-        predict_files(run, folder / "0", out, batch=SMALL)
+        predict(run, folder / "0", out, batch=SMALL)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("keep")
     with pytest.raises(RunError, match="is not the folder of a batch prediction"):
-        predict_files(run, folder, tmp_path / "mine")
+        predict(run, folder, tmp_path / "mine")
     assert (tmp_path / "mine" / "file").read_text() == "keep"
 
 
 def test_a_folder_keeps_parts_and_lists_them(run: Path, folder: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     out = tmp_path / "predictions"
-    assert predict_files(run, folder, out, batch=SMALL).inputs == 40
+    assert predict(run, folder, out, batch=SMALL).inputs == 40
     manifest = json.loads((out / "manifest.json").read_text())
     assert [part["rows"] for part in manifest["parts"]] == [7, 7, 7, 7, 7, 5]
     assert parquet.read_table(out / manifest["parts"][5]["file"]).num_rows == 5
-    assert predict_files(run, folder, out, batch=SMALL).reused == 40
+    assert predict(run, folder, out, batch=SMALL).reused == 40
 
 
 def command(*arguments: object) -> list[str]:
@@ -315,7 +316,7 @@ def test_processes_write_the_bytes_of_one_process_also_after_a_kill(run: Path, f
     for copy in range(30):  # 1200 inputs are two parts
         shutil.copytree(folder / "0", tmp_path / "many" / f"{copy:02d}a")
         shutil.copytree(folder / "1", tmp_path / "many" / f"{copy:02d}b")
-    predict_files(run, tmp_path / "many", tmp_path / "one.csv", threads=1)
+    predict(run, tmp_path / "many", tmp_path / "one.csv", batch=BatchOptions(threads=1))
     out, parts = tmp_path / "two.csv", tmp_path / "two.csv.parts"
     arguments = command(run, tmp_path / "many", "-o", out, "--processes", 2)
     with subprocess.Popen(arguments, env=ENV, start_new_session=True) as process:
@@ -326,6 +327,31 @@ def test_processes_write_the_bytes_of_one_process_also_after_a_kill(run: Path, f
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["inputs"] == 1200
     assert out.read_bytes() == (tmp_path / "one.csv").read_bytes()
+
+
+def test_predict_takes_inputs_or_a_split_and_says_what_to_change(run: Path, folder: Path, tmp_path: Path) -> None:
+    function: Any = predict
+    out = tmp_path / "a.csv"
+    with pytest.raises(RecipeError, match=r"Both inputs and split = 'test' were given\. Give one of them"):
+        function(run, folder, out, split="test")
+    with pytest.raises(RecipeError, match=r"Neither inputs nor a split were given\. Give one of them"):
+        function(run)
+    with pytest.raises(RecipeError, match="inputs were given without out"):
+        function(run, folder)
+    with pytest.raises(RecipeError, match="with options of a split"):
+        function(run, folder, out, options=plateaux.EvalOptions(limit=3))
+    with pytest.raises(RecipeError, match="with options of inputs"):
+        function(run, split="test", batch=SMALL)
+    with pytest.raises(RecipeError, match=r"\.csv, \.jsonl, \.parquet, \.npz"):
+        predict(run, split="test", out=tmp_path / "a.doc")
+    assert not out.exists()
+
+
+def test_a_split_is_returned_and_written(run: Path, tmp_path: Path) -> None:
+    options = plateaux.EvalOptions(limit=5, device="cpu")
+    found = predict(plateaux.Run.open(run), split="test", out=tmp_path / "a.csv", options=options)
+    assert [row["label"] for row in read_csv(tmp_path / "a.csv")] == [str(label) for label in found.label]
+    assert len(found) == 5
 
 
 def test_the_command_predicts_inputs_and_splits(run: Path, folder: Path, tmp_path: Path) -> None:
@@ -344,8 +370,12 @@ def test_the_command_predicts_inputs_and_splits(run: Path, folder: Path, tmp_pat
     }
     assert predicted("-o", tmp_path / "b.csv", "--split", "test", "--limit", 10)[0] == 0
     assert len(read_csv(tmp_path / "b.csv")) == 10
-    code, _, message = predicted("-o", tmp_path / "b.csv", "--processes", 2)
-    assert (code, "--processes: only with inputs" in message) == (2, True)
+    code, _, message = predicted("-o", tmp_path / "b.csv", "--split", "test", "--processes", 2)
+    assert (code, "with options of inputs: columns, processes" in message) == (2, True)
+    code, _, message = predicted("-o", tmp_path / "b.csv")
+    assert (code, "Neither inputs nor a split" in message) == (2, True)
+    code, _, message = predicted(folder, "-o", tmp_path / "c.csv", "--limit", 10)
+    assert (code, "with options of a split" in message) == (2, True)
     assert predicted(folder, "-o", tmp_path / "c.csv", "--split", "test")[0] == 2
     assert predicted(folder, "-o", tmp_path / "c.csv", "--address", "auto")[0] == 2
     assert predicted(folder, "-o", tmp_path / "c.doc")[0] == 2

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import plateaux
 from plateaux.cli.main import app
-from plateaux.core.errors import RunError, StorageError
+from plateaux.core.errors import RecipeError, RunError, StorageError
 from plateaux.deploy.bundle import Bundle
 from plateaux.deploy.manifest import MAX_BYTES
 from plateaux.deploy.onnx_backend import check_graph
@@ -325,6 +325,20 @@ def test_threads_share_a_bundle(bundle: Path) -> None:
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(lambda image: predictor(image).probabilities, images))
     assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_an_opened_bundle_predicts_inputs_but_has_no_modules_and_no_data(bundle: Path, tmp_path: Path) -> None:
+    opened = Bundle.open(bundle)
+    x = np.zeros((3, 1, 8, 8), dtype=np.uint8)
+    np.save(tmp_path / "x.npy", x)
+    predictor = plateaux.load_predictor(opened)
+    result = plateaux.predict(opened, tmp_path / "x.npy", tmp_path / "a.npz")
+    assert (result.inputs, result.failed) == (3, 0)
+    assert np.array_equal(np.load(tmp_path / "a.npz")["probabilities"], predictor(x).probabilities)
+    with pytest.raises(RunError, match="The predictor of a bundle has no `ensemble`"):
+        predictor.ensemble  # noqa: B018
+    with pytest.raises(RecipeError, match="with a bundle, which has no data"):
+        plateaux.predict(opened, split="test")
 
 
 def test_the_command_writes_a_bundle(calibrated_run: Path, tmp_path: Path) -> None:

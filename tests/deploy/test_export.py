@@ -24,7 +24,6 @@ from plateaux.deploy.agreement import Agreement, compare_answers
 from plateaux.deploy.bundle import Bundle
 from plateaux.deploy.export import CONVERTED, EXPORTED, compare_backends, export_program, to_onnx
 from plateaux.deploy.graph import AnswerGraph, BatchedLinear
-from plateaux.deploy.loading import ModuleBackend
 from plateaux.deploy.manifest import CalibrationRecord, SetRule
 from plateaux.deploy.onnx_backend import OnnxBackend
 from plateaux.ensembles.answers import AnswerSettings
@@ -34,6 +33,7 @@ from plateaux.ensembles.temperature import Temperatures
 from plateaux.models.architectures.resnet import resnet8
 from plateaux.models.architectures.small import mlp
 from plateaux.models.backbone import Backbone, BackboneWithHead, build_head
+from plateaux.prediction.load import ModuleBackend
 
 pytest.importorskip("onnxruntime")
 

@@ -10,7 +10,7 @@ import pytest
 from plateaux.deploy.bundle import Bundle
 from plateaux.deploy.manifest import Manifest, MeasuredNumber
 from plateaux.deploy.model_card import model_card
-from plateaux.evaluation.prediction_records import NOT_CALIBRATED
+from plateaux.prediction.predictions import NOT_CALIBRATED
 
 pytestmark = pytest.mark.xdist_group("bundle")  # one worker makes the bundle once
 

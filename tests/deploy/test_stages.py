@@ -21,10 +21,10 @@ from plateaux.core.registry import dataset
 from plateaux.deploy.agreement import compare_answers
 from plateaux.deploy.bundle import Bundle
 from plateaux.deploy.export import CONVERTED
-from plateaux.deploy.loading import ModuleBackend
-from plateaux.deploy.stage_backend import CONFIDENCE, LOGITS, PREVIOUS, QUERIED, StageBackend
 from plateaux.ensembles.cascade import CascadeOptions
-from plateaux.evaluation.calibration import Calibration
+from plateaux.prediction.calibration import Calibration
+from plateaux.prediction.load import ModuleBackend
+from plateaux.prediction.stage_backend import CONFIDENCE, LOGITS, PREVIOUS, QUERIED, StageBackend
 from plateaux.storage.digests import with_json_digest
 
 pytest.importorskip("onnxruntime")

@@ -17,8 +17,8 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, UnknownNameError, UntrustedCodeError
 from plateaux.core.progress import ProgressEvent, WorkDone
 from plateaux.core.row_names import MEAN_LOGIT, MEAN_OF_MEMBERS, MEAN_PROBABILITY
+from plateaux.deploy.load import load_predictor
 from plateaux.evaluation.evaluate import STANDARD, evaluate
-from plateaux.evaluation.loading import load
 from plateaux.evaluation.options import EvalOptions
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
@@ -66,7 +66,7 @@ def truth(run: Path, on: str) -> tuple[np.ndarray, np.ndarray]:
         "validation": (data.train, valid_ids),
     }[on]
     x, y = source.fetch(ids)
-    return load(run).logits(x).softmax(-1).numpy(), y.numpy()
+    return load_predictor(run).ensemble.logits(x).softmax(-1).numpy(), y.numpy()
 
 
 @pytest.mark.parametrize("on", ["test", "train", "validation"])
@@ -147,7 +147,7 @@ def test_a_member_without_weights_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"Member 1 of .* has no weights yet \(0 of 3 epochs done\)"):
         evaluate(tmp_path)
     with pytest.raises(RunError, match="has no weights yet"):
-        load(tmp_path)
+        load_predictor(tmp_path)
 
 
 def test_weights_of_another_model_are_refused(run: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_weights_of_another_model_are_refused(run: Path, tmp_path: Path) -> None
         RunError,
         match=r"The weights of member 0 do not match the model 'mlp': missing \['1\.bias'.*unexpected \['other'\]",
     ):
-        load(tmp_path)
+        load_predictor(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_weights_of_another_model_are_refused(run: Path, tmp_path: Path) -> None
 )
 def test_loaded_members_have_the_trained_weights(tmp_path: Path, changes: list[str]) -> None:
     out = train(recipe(*changes), tmp_path)
-    loaded = load(tmp_path)
+    loaded = load_predictor(tmp_path).ensemble
     for number, member in enumerate(loaded.members):
         state = member.state_dict()
         for name, tensor in {**out.weights(number), **out.shared()}.items():
@@ -202,6 +202,6 @@ def test_loading_needs_no_data(tmp_path: Path) -> None:
     train(what, tmp_path / "run")
     (found,) = evaluate(tmp_path / "run", metrics=["accuracy"])
     (tmp_path / "d.npz").unlink()
-    guess = load(tmp_path / "run").predict(torch.from_numpy(x)).argmax(-1)
+    guess = load_predictor(tmp_path / "run").ensemble.predict(torch.from_numpy(x)).argmax(-1)
     share = float((guess == torch.arange(20) % 2).float().mean())
     assert found.rows[MEAN_PROBABILITY].value == pytest.approx(share)

@@ -137,14 +137,14 @@ def test_every_function_on_a_run_takes_a_run_object_and_a_path(tmp_path: Path) -
         "evaluate": lambda run: evaluate(run, metrics="accuracy").to_records(),
         "calibrate": lambda run: calibrate(run).to_dict(),
         "evaluate_calibration": lambda run: plateaux.evaluate_calibration(run).to_records(),
-        "predict": lambda run: plateaux.predict(run).to_records(),
+        "predict": lambda run: plateaux.predict(run, split="test").to_records(),
         "detect_ood": lambda run: plateaux.detect_ood(run, {"far": ["digits"]}).to_records(),
         "select_members": lambda run: plateaux.select_members([run], size=1).to_dict(),
         "probe_landscape": lambda run: [
             row.to_dict() for row in plateaux.probe_landscape(run, probes=["trace"], limit=8)
         ],
         "pending_jobs": plateaux.pending_jobs,
-        "load": lambda run: len(plateaux.load(run).members),
+        "load": lambda run: len(plateaux.load_predictor(run).ensemble.members),
         "soup": lambda run: plateaux.soup(run, tmp_path / type(run).__name__, max_barrier=1e9).weights_hash(0),
     }
     for name, function in functions.items():

@@ -22,7 +22,7 @@ from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.core.types import Batch
 from plateaux.evaluation.class_mask import mask_classes
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.loading import load_members
+from plateaux.evaluation.loaded_run import load_members
 from plateaux.evaluation.metric_loop import BatchOutputs
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.splits import eval_splits

@@ -62,7 +62,7 @@ def with_nan_inputs() -> DataSplits:
 
 EVALUATIONS = {
     "evaluate": lambda run: plateaux.evaluate(run),
-    "predict": lambda run: plateaux.predict(run),
+    "predict": lambda run: plateaux.predict(run, split="test"),
     "detect_ood": lambda run: plateaux.detect_ood(run, {"far": ["spirals"]}),
     "calibrate": lambda run: plateaux.calibrate(run, split="test"),
     "soup": lambda run: plateaux.soup(run, Path(str(run)).parent / "soup", max_barrier=1e9),

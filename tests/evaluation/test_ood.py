@@ -16,11 +16,11 @@ from plateaux.core.registry import dataset
 from plateaux.core.row_names import ALL_MEMBERS, row_name
 from plateaux.data.corruptions.corrupt import CORRUPTIONS
 from plateaux.data.sources import DataSplits, Source, from_tensors
+from plateaux.deploy.load import load_predictor
+from plateaux.deploy.predict import predict
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.evaluation import Evaluation
-from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect_ood, parse_ood_suites
-from plateaux.evaluation.predict import predict
 from plateaux.evaluation.splits import EvalSplit, ResizedSource, ood_split
 from plateaux.evaluation.tables import result_tables
 from plateaux.testing import write_data
@@ -73,7 +73,7 @@ def test_ood_scores_are_computed_from_the_logits(run: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(import_module("plateaux.evaluation.splits"), "ood_split", strange)
     (found,) = detect_ood(run, {"far": ["upside"]})
-    ensemble = load(run)
+    ensemble = load_predictor(run).ensemble
     inside, outside = ensemble.logits(data.test.x), ensemble.logits(other)
     truth = np.concatenate([np.zeros(inside.shape[1]), np.ones(60)])
     for score, alarm in OOD_SCORES.items():
@@ -158,7 +158,7 @@ def _title(found: Evaluation) -> str:
 def test_metrics_without_labels_are_computed_on_the_other_samples(run: Path) -> None:
     unique, scores = detect_ood(run, {"near": ["digits"]}, metrics=["unique"])
     assert (unique.metric, unique.split, scores.metric) == ("unique", "digits (near)", "ood")
-    first, second = load(run).logits(dataset.get("digits")().test.x).argmax(-1)
+    first, second = load_predictor(run).ensemble.logits(dataset.get("digits")().test.x).argmax(-1)
     assert unique.rows[ALL_MEMBERS].value == pytest.approx(float((1 + (first != second).float()).mean()))
     with pytest.raises(RecipeError, match="cannot be computed without labels"):
         detect_ood(run, {"near": ["digits"]}, metrics=["accuracy"])

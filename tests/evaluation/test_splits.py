@@ -15,8 +15,8 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, StorageError
 from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.data.corruptions.corrupt import Corrupted, corrupt
+from plateaux.deploy.load import load_predictor
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.evaluation.loading import load
 from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.splits import eval_splits
@@ -78,7 +78,7 @@ def test_metrics_under_corruption_are_those_of_the_corrupted_images(run: Path, l
     (found,) = evaluate(run, split="corrupted:gaussian_noise:5", metrics=["accuracy"])
     x, y = (torch.from_numpy(np.load(run.parent / "d.npz")[name]) for name in ("x_test", "y_test"))
     seen = corrupt(x, torch.arange(40), "gaussian_noise", 5)
-    wanted = float((load(run).predict(seen).argmax(-1) == y).double().mean())
+    wanted = float((load_predictor(run).ensemble.predict(seen).argmax(-1) == y).double().mean())
     assert found.rows[MEAN_PROBABILITY].value == pytest.approx(wanted)
     assert (found.data["corruption"], found.data["severity"]) == ("gaussian_noise", 5)
     assert found.data["source"] == "generated, CIFAR-C-like"
@@ -143,7 +143,7 @@ def test_imagenet_c_is_used_for_runs_with_classes_of_imagenet(imagenet: Path) ->
     for label, folder in enumerate(sorted((imagenet / "ImageNet-C" / "fog" / "3").iterdir())[:3]):
         for file in folder.glob("*.JPEG"):
             pixels = np.array(Image.open(file).resize((32, 32), Image.Resampling.BILINEAR))
-            p = load(imagenet / "run").predict(torch.from_numpy(pixels).permute(2, 0, 1)[None])
+            p = load_predictor(imagenet / "run").ensemble.predict(torch.from_numpy(pixels).permute(2, 0, 1)[None])
             nll.append(-float(p[0, label].log()))
     assert published.rows[MEAN_PROBABILITY].value == pytest.approx(np.mean(nll), rel=1e-5)
 

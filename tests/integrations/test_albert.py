@@ -164,7 +164,7 @@ def test_full_fine_tuning_trains_stores_and_loads_the_shared_layer_once(root: Pa
         assert len([name for name in after if "albert_layers" in name and name.endswith("query.weight")]) == 1
         moved = [name for name in after if name in before and not torch.equal(after[name], before[name])]
         assert set(moved) == {name for name in after if name in before}  # all of it is trained
-    member: Any = plateaux.load(run).members[0]
+    member: Any = plateaux.load_predictor(run).ensemble.members[0]
     (layer,) = [part for part in member.modules() if type(part).__name__ == "AlbertLayer"]
     with torch.no_grad():
         embedded = member.albert.embeddings(tokens()["input_ids"])

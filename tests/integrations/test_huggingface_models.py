@@ -405,7 +405,7 @@ def test_a_frozen_backbone_gives_the_features_before_the_last_layer(tmp_path: Pa
     made = recipe(f"hf:{tmp_path / 'm'}", tmp_path / "d", model=part, data={"length": 12} if kind == "text" else {})
     run = plateaux.train(made, tmp_path / "run")
     assert {name.split(".")[0] for name in run.weights(0)} == {"head"}
-    member = plateaux.load(run, device="cpu").members[0]
+    member = plateaux.load_predictor(run, device="cpu").ensemble.members[0]
     features: list[Tensor] = []
     layer: nn.Linear = other.classifier
     layer.register_forward_pre_hook(lambda _, args: features.append(args[0]))

@@ -62,7 +62,9 @@ def test_three_folders_are_evaluated_calibrated_and_cascaded(tmp_path: Path) -> 
     with torch.no_grad():
         logits = [auto.from_pretrained(tmp_path / f"seed{seed}").eval()(**x).logits for seed in range(3)]
     probabilities = torch.stack(logits).softmax(2).mean(0)
-    torch.testing.assert_close(plateaux.load(plateaux.open_run(run, model=bert)).predict(x), probabilities)
+    torch.testing.assert_close(
+        plateaux.load_predictor(plateaux.open_run(run, model=bert)).ensemble.predict(x), probabilities
+    )
     accuracy = plateaux.evaluate(plateaux.open_run(run, model=bert), metrics="accuracy")["accuracy"].ensemble
     assert accuracy.value == pytest.approx(float((probabilities.argmax(1) == y).double().mean()))
     fit = plateaux.CalibrationOptions(cascade=plateaux.CascadeOptions(max_harm=0.3, confidence=0.5))

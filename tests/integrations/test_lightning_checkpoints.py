@@ -92,7 +92,9 @@ def test_three_lightning_checkpoints_are_evaluated_calibrated_cascaded_exported_
     with torch.no_grad():
         logits = torch.stack([module.net(x) for module in modules])
     probabilities = logits.softmax(2).mean(0)
-    torch.testing.assert_close(plateaux.load(plateaux.open_run(run, trust=trust)).predict(x), probabilities)
+    torch.testing.assert_close(
+        plateaux.load_predictor(plateaux.open_run(run, trust=trust)).ensemble.predict(x), probabilities
+    )
     accuracy = plateaux.evaluate(plateaux.open_run(run, trust=trust), metrics="accuracy")["accuracy"].ensemble
     assert accuracy.value == pytest.approx(float((probabilities.argmax(1) == y).double().mean()))
     cascade = plateaux.CascadeOptions(max_harm=0.2, confidence=0.5)

@@ -172,7 +172,9 @@ def test_a_text_ensemble_trains_resumes_and_is_evaluated_from_the_command_line(
     asked = ["evaluate", str(tmp_path / "whole"), "--metrics", "accuracy,binary_f1", "--json"]
     message = CliRunner().invoke(app, asked)
     assert {each["metric"] for each in json.loads(message.stdout)} == {"accuracy", "binary_f1"}
-    answers = CliRunner().invoke(app, ["predict", str(tmp_path / "whole"), "-o", str(tmp_path / "out.csv")])
+    answers = CliRunner().invoke(
+        app, ["predict", str(tmp_path / "whole"), "--split", "test", "-o", str(tmp_path / "out.csv")]
+    )
     assert answers.exit_code == 0, answers.output
 
 

@@ -183,7 +183,7 @@ def test_adapters_of_peft_become_the_members_of_a_run(tmp_path: Path) -> None:
         }
     )
     run = plateaux.import_weights(tmp_path / "run", recipe, [str(tmp_path / f"adapter-{n}") for n in range(2)])
-    ensemble = plateaux.load(run, device="cpu")
+    ensemble = plateaux.load_predictor(run, device="cpu").ensemble
     for member, logits in zip(ensemble.members, expected, strict=True):
         torch.testing.assert_close(member(**x), logits, rtol=0, atol=1e-6)
     assert not torch.equal(expected[0], expected[1])

@@ -23,11 +23,11 @@ import plateaux
 from plateaux.config.recipe import Recipe
 from plateaux.core.types import TensorTree
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, corrupt
-from plateaux.evaluation.calibration import CalibrationOptions, calibrate, evaluate_calibration
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.options import EvalOptions
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.loss_landscape.run_probes import probe_landscape
+from plateaux.prediction.calibration import CalibrationOptions, calibrate, evaluate_calibration
 from plateaux.storage.run import Run, sam_set_path, sharpness_path
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study

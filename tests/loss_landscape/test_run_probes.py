@@ -111,7 +111,8 @@ def test_values_are_those_of_the_members_on_the_sampled_ids(runs: dict[str, Path
     run, data = Run.open(runs["mlp"]), build_data(recipe(samples=40), GIVEN)
     ids = sample_ids(torch.arange(40), run.recipe.seed, 12)
     x, y = data.train.fetch(ids)
-    for number, module in enumerate(plateaux.load(plateaux.open_run(runs["mlp"], trust=TRUST)).members):
+    ensemble = plateaux.load_predictor(plateaux.open_run(runs["mlp"], trust=TRUST)).ensemble
+    for number, module in enumerate(ensemble.members):
         losses = F.cross_entropy(module(x), y, reduction="none").detach()
         row = result.rows[f"member {number}"]
         assert row.value == pytest.approx(float(losses.mean()), rel=1e-5)
@@ -271,7 +272,7 @@ def test_a_probe_does_not_change_the_member(runs: dict[str, Path], tmp_path: Pat
     import toy_probes
 
     probe: Probe = toy_probes.ascent()
-    module = plateaux.load(plateaux.open_run(runs["conv"], trust=TRUST)).members[0]
+    module = plateaux.load_predictor(plateaux.open_run(runs["conv"], trust=TRUST)).ensemble.members[0]
     before = tensor_tree.clone(module.state_dict())
     x, y = build_data(recipe("deep_ensemble", "conv_bn", samples=9), GIVEN).train.fetch(torch.arange(9))
     assert isinstance(x, torch.Tensor)

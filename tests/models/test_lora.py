@@ -258,7 +258,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_a_loaded_run_stores_its_base_once_and_can_be_merged(run: Run) -> None:
-    ensemble = plateaux.load(run.store.root)
+    ensemble = plateaux.load_predictor(run.store.root).ensemble
     assert ensemble.bytes()["held"] < ensemble.bytes()["unshared"]
     row = run.recipe.replaced(model={"lora": None})
     plain = build_members(row, build_data(row), [0])[0]

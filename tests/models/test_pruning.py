@@ -73,9 +73,9 @@ def test_a_sparse_network_learns_more_than_class_frequencies(sparsity: float, tm
         optimizer={"name": "SGD", "lr": 0.1, "momentum": 0.9},
         train={"epochs": 4},
     )
-    module = plateaux.load(
+    module = plateaux.load_predictor(
         plateaux.open_run(plateaux.train(recipe, tmp_path / "run", data=splits), data=splits)
-    ).members[0]
+    ).ensemble.members[0]
     x, y = splits.train.fetch(torch.arange(400))
     with torch.no_grad():
         logits = module.eval()(x)

@@ -143,7 +143,9 @@ def test_the_data_set_and_the_run_stay_at_32_pixels(run: Path, root: Path) -> No
 
 def test_the_logits_equal_those_of_images_resized_in_advance(run: Path, root: Path) -> None:
     x = torch.from_numpy(RNG.integers(0, 256, (4, 3, 32, 32), dtype=np.uint8))
-    torch.testing.assert_close(plateaux.load(run).logits(x), expected_logits(run, root, x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        plateaux.load_predictor(run).ensemble.logits(x), expected_logits(run, root, x), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("mode", ["vmap", "offload"])

@@ -66,9 +66,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "conformal": ("ensembles/test_conformal.py",),
     "rejection": ("ensembles/test_selective.py",),
     "cascade": ("ensembles/test_cascade.py",),
-    "cascade of runs": ("evaluation/test_cascade.py",),
-    "cascade of predictors": ("deploy/test_cascade.py",),
-    "calibration of runs": ("evaluation/test_calibration.py",),
+    "cascade of runs": ("prediction/test_cascade.py",),
+    "cascade of predictors": ("prediction/test_stage_backend.py",),
+    "calibration of runs": ("prediction/test_calibration.py",),
     "average case": ("loss_landscape/probes/test_average_case.py",),
     "worst case": ("loss_landscape/probes/test_worst_case.py",),
     "sam sharpness": ("loss_landscape/probes/test_sam_sharpness.py",),
@@ -381,7 +381,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('log_p[rows] = log_mean(logits[:count, rows]', 'log_p[rows] = log_mean(logits[:, rows]'),
         ('options.max_harm) > 1 - options.confidence', 'options.max_harm) > options.confidence'),
     ],
-    ("cascade of runs", "evaluation/calibration.py"): [
+    ("cascade of runs", "prediction/calibration.py"): [
         ('return self.ids if self.cascade_ids is None else torch.cat([self.ids, self.cascade_ids])', 'return self.ids'),
         ('outputs.take(order[count:].sort().values)', 'outputs'),
         ('pool_then_calibrate(pool(outputs.logits, cascade), outputs.y)', 'pool_then_calibrate(outputs.logits, outputs.y)'),
@@ -390,11 +390,15 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('answers(logits[:count, some])', 'answers(logits[:, some])'),
         ('order = torch.cat(rows).argsort()', 'order = torch.cat(rows)'),
     ],
-    ("cascade of predictors", "deploy/loading.py"): [
-        ('rows, begin = rows[~is_done], end', 'begin = end'),
-        ('slice(begin, end))  # [end', 'slice(0, end))[begin:]  # [end'),
+    ("cascade of predictors", "prediction/load.py"): [
+        ('members=slice(*pair)', 'members=slice(pair[1])'),
+        ('.transpose(0, 1), logits])', '.transpose(0, 1)])'),
     ],
-    ("calibration of runs", "evaluation/calibration.py"): [
+    ("cascade of predictors", "prediction/stage_backend.py"): [
+        ('rows = rows[goes_on]', 'rows = rows[: goes_on.sum()]'),
+        ('answers[QUERIED][rows[~goes_on]] = members', 'answers[QUERIED][rows] = members'),
+    ],
+    ("calibration of runs", "prediction/calibration.py"): [
         ('return outputs.take(~fitted)', 'return outputs'),
         ('incorrect = log_p.argmax(-1) != outputs.y', 'incorrect = outputs.logits[0].argmax(-1) != outputs.y'),
         ('log_p = calibrated_log_p(outputs.logits, temperatures[fit.order], cascade)', 'log_p = calibrated_log_p(outputs.logits, temperatures["pool then calibrate"], cascade)'),

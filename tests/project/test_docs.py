@@ -161,7 +161,7 @@ def test_the_extragradient_example_on_a_parabola_has_a_closed_form(folder: Path)
 
 def test_loading_members_without_plateaux_gives_the_same_probabilities(folder: Path) -> None:
     space = run_page(ROOT / "docs" / "concepts" / "run-folder.md", folder)[0]
-    expected = plateaux.load("runs/quickstart").predict(space["images"])
+    expected = plateaux.load_predictor("runs/quickstart").ensemble.predict(space["images"])
     torch.testing.assert_close(space["probabilities"], expected)
     block = next(block for block in blocks(ROOT / "docs" / "concepts" / "run-folder.md") if block.language == "python")
     assert "plateaux" not in block.text.replace("plateaux train", "")

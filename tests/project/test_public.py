@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_eight_lines_train_evaluate_and_predict(tmp_path: Path) -> None:
     recipe = plateaux.Recipe.load("recipes/quickstart.toml", ["train.epochs=1", "members=2"])
     plateaux.train(recipe, out=tmp_path / "run")
     measured = plateaux.evaluate(tmp_path / "run")
-    ensemble = plateaux.load(tmp_path / "run")
+    ensemble = plateaux.load_predictor(tmp_path / "run").ensemble
     probabilities = ensemble.predict(torch.randint(0, 255, (4, 1, 8, 8), dtype=torch.uint8))
     assert {each.metric for each in measured} == {"accuracy", "nll", "brier", "ece"}
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(4))
@@ -58,7 +59,7 @@ def test_the_run_returned_by_train_can_be_evaluated_and_loaded(tmp_path: Path) -
         plateaux.evaluate(each, options=EvalOptions(cache_logits="off")) for each in (run, tmp_path / "run")
     )
     assert [each.rows for each in by_run] == [each.rows for each in by_path]
-    assert len(plateaux.load(run).members) == 2
+    assert len(plateaux.load_predictor(run).ensemble.members) == 2
 
 
 class Line(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
@@ -84,7 +85,7 @@ def test_a_custom_model_and_data_set_can_be_used(tmp_path: Path) -> None:
     run = plateaux.train(recipe, tmp_path / "run", data=data, model=own_model)
     accuracy = plateaux.evaluate(run, metrics=["accuracy"])[0]
     assert accuracy.rows["ensemble (mean probability)"].value > 0.9
-    members = plateaux.load(plateaux.open_run(tmp_path / "run", data=data, model=own_model)).members
+    members = plateaux.load_predictor(plateaux.open_run(tmp_path / "run", data=data, model=own_model)).ensemble.members
     assert [member[0].out_features for member in members] == [4, 8]  # type: ignore[index, union-attr]
 
 
@@ -93,10 +94,10 @@ def test_the_error_for_a_run_with_a_custom_model_states_which_model_to_pass(tmp_
     recipe = plateaux.Recipe.from_dict({"members": 1, "data": {"name": "mine"}, "model": {"name": "resnet_mine"}})
     run = plateaux.train(recipe.replaced(train={"epochs": 1}), tmp_path / "run", data=data, model=own_model)
     assert run.info.model == f"{__name__}:own_model"
-    for use in (plateaux.load, plateaux.evaluate, plateaux.predict):
+    for use in (plateaux.load_predictor, plateaux.evaluate, partial(plateaux.predict, split="test")):
         with pytest.raises(plateaux.PlateauxError) as error:
             use(plateaux.open_run(run, data=data))  # type: ignore[operator]
         assert f"was trained with '{__name__}:own_model', a model that was passed in Python" in str(error.value)
         assert "plateaux.open_run(path, model=own_model)" in str(error.value)
         assert "did you mean" not in str(error.value)
-    assert len(plateaux.load(plateaux.open_run(run, model=own_model)).members) == 1
+    assert len(plateaux.load_predictor(plateaux.open_run(run, model=own_model)).ensemble.members) == 1

@@ -28,7 +28,7 @@ run: Run = plateaux.train(recipe, out=Path("runs/demo"))
 result: plateaux.Evaluation = plateaux.evaluate(run, options=EvalOptions(limit=100))
 accuracy: float = result["accuracy"].ensemble.value
 calibration: plateaux.Calibration = plateaux.calibrate(run)
-ensemble: Ensemble = plateaux.load(run)
+ensemble: Ensemble = plateaux.load_predictor(run).ensemble
 probabilities: torch.Tensor = ensemble.predict(torch.zeros(1, 1, 8, 8))
 
 
@@ -42,7 +42,7 @@ import plateaux
 plateaux.trian("quickstart")
 plateaux.evaluate(run=3)
 error: int = plateaux.Recipe.load("quickstart").optimizer
-print(plateaux.load("runs/demo").members + 1)
+print(plateaux.load_predictor("runs/demo").ensemble.members + 1)
 """
 
 

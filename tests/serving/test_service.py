@@ -16,7 +16,7 @@ from PIL import Image
 
 import plateaux
 from plateaux.core.errors import DataError
-from plateaux.deploy.inputs import prepare
+from plateaux.prediction.inputs import prepare
 from plateaux.serving import protocol
 from plateaux.serving.batching import Batcher
 from plateaux.serving.pixels import check_pixels

@@ -115,9 +115,8 @@ def opened(path: Path, nets: ModuleType, **changes: Any) -> plateaux.Run:
 USES: dict[str, Callable[[plateaux.Run], object]] = {
     "evaluate": lambda run: plateaux.evaluate(run, metrics="nll"),
     "calibrate": lambda run: plateaux.calibrate(run, split="test"),
-    "load": plateaux.load,
     "load_predictor": plateaux.load_predictor,
-    "predict": plateaux.predict,
+    "predict": lambda run: plateaux.predict(run, split="test"),
     "probe_landscape": lambda run: plateaux.probe_landscape(run, probes=["fisher_rao"]),
 }
 
@@ -199,7 +198,7 @@ def test_a_run_without_a_record_of_its_library_model_is_not_refused(
     assert run.info.code == {"model": "torch.nn.modules.linear.Linear"}
     run.update_info({"code": {}})
     for model in (torch.nn.Linear, write().Doubled):
-        assert plateaux.load(plateaux.open_run(tmp_path, data=samples(), model=model))
+        assert plateaux.load_predictor(plateaux.open_run(tmp_path, data=samples(), model=model))
 
 
 @pytest.mark.parametrize("name", ["mlp", "timm:resnet18", "hf:user/name"])
@@ -233,7 +232,7 @@ def test_an_accepted_change_is_recorded_and_then_compared(path: Path, write: Cal
     assert [line.partition(":")[0] for line in accepted] == ["code of layer own_nets.Scale", "code of model"]
     plateaux.evaluate(opened(path, write(**changes)), metrics="nll")
     with pytest.raises(RunError, match=r"The code of the model and the layer own_nets\.Scale|The code of the model"):
-        plateaux.load(opened(path, write()))
+        plateaux.load_predictor(opened(path, write()))
 
 
 @pytest.mark.parametrize("kind", ["soup", "imported"])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from plateaux import PlateauxError, Recipe, calibrate, evaluate, load, predict, train
+from plateaux import PlateauxError, Recipe, calibrate, evaluate, load_predictor, predict, train
 from plateaux.cli.main import app
 from plateaux.core.errors import Interrupted, StorageError
 from plateaux.core.progress import MemberUpdate
@@ -76,7 +76,7 @@ def test_a_flipped_bit_in_the_weights_is_detected(run: Path, position: float) ->
     with pytest.raises(StorageError, match=r"weights\.safetensors is damaged.*delete members/1 and run the same"):
         evaluate(run, metrics="accuracy")
     with pytest.raises(StorageError, match=r"weights\.safetensors is damaged"):
-        load(run)
+        load_predictor(run)
 
 
 @pytest.mark.parametrize("position", [0.1, 0.5, 0.9])
@@ -98,7 +98,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_detected(tmp_path: Path, position: flo
 def test_weights_of_another_member_are_detected(run: Path) -> None:
     shutil.copy(run / "members/0/weights.safetensors", run / "members/1/weights.safetensors")
     with pytest.raises(StorageError, match="does not match its digest"):
-        load(run)
+        load_predictor(run)
 
 
 @pytest.mark.parametrize("position", [0.1, 0.5, 0.99])
@@ -122,12 +122,12 @@ def test_cached_logits_under_another_name_are_detected(run: Path) -> None:
 
 
 def test_a_deleted_calibration_is_an_error(run: Path) -> None:
-    assert predict(run).to_records()[0]["abstain"] is not None
+    assert predict(run, split="test").to_records()[0]["abstain"] is not None
     (run / "calibration.json").unlink()
     with pytest.raises(StorageError, match=r"was calibrated, but calibration\.json is missing"):
-        predict(run)
+        predict(run, split="test")
     calibrate(run)
-    assert predict(run).to_records()[0]["abstain"] is not None
+    assert predict(run, split="test").to_records()[0]["abstain"] is not None
 
 
 def test_a_changed_number_in_a_json_file_is_detected(run: Path) -> None:

@@ -28,13 +28,13 @@ from plateaux.core.types import derive_seed, map_tensors
 from plateaux.data.augment import Augment, crop_and_flip
 from plateaux.data.corruptions.corrupt import Corrupted
 from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource, from_tensors
+from plateaux.deploy.load import load_predictor
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.evaluation.loading import load
 from plateaux.evaluation.ood import detect_ood
 from plateaux.evaluation.options import EvalOptions
-from plateaux.evaluation.soup import soup
 from plateaux.models.backbone import Backbone
+from plateaux.prediction.soup import soup
 from plateaux.storage import feature_cache
 from plateaux.storage.feature_cache import (
     FeatureSource,
@@ -308,7 +308,7 @@ def foreign_patches() -> DataSplits:
 def test_evaluation_uses_features_of_test_corrupted_and_ood_samples(tmp_path: Path, passes: list[int]) -> None:
     config = recipe(tmp_path / "f", head="linear")
     run = train(config, tmp_path / "run", **GIVEN.keywords())
-    members = load(plateaux.open_run(tmp_path / "run", data=GIVEN.data, model=GIVEN.model))
+    members = load_predictor(plateaux.open_run(tmp_path / "run", data=GIVEN.data, model=GIVEN.model)).ensemble
     passes.clear()
     components: dict[str, Any] = {"options": EvalOptions(cache_logits="off")}
     run = Run.open(tmp_path / "run", GIVEN)
@@ -340,7 +340,8 @@ def test_members_in_float64_keep_their_own_backbone(tmp_path: Path) -> None:
     config = recipe(tmp_path / "f").replaced(train={"precision": "fp64"})
     train(config, tmp_path / "run", **GIVEN.keywords())
     (result,) = evaluate(plateaux.Run.open(tmp_path / "run", GIVEN), metrics=["nll"])
-    wanted = load(plateaux.open_run(tmp_path / "run", data=GIVEN.data, model=GIVEN.model)).predict(IMAGES[50:]).log()
+    opened = plateaux.open_run(tmp_path / "run", data=GIVEN.data, model=GIVEN.model)
+    wanted = load_predictor(opened).ensemble.predict(IMAGES[50:]).log()
     assert wanted.dtype == torch.float64
     nll = -float(wanted[torch.arange(20), LABELS[50:]].mean())
     assert result.rows["ensemble (mean probability)"].value == pytest.approx(nll, rel=1e-4)

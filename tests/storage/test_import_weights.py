@@ -54,7 +54,9 @@ def assert_members_are(run: plateaux.Run, seeds: list[int]) -> None:
     assert isinstance(x, torch.Tensor)
     scaled = ((x.double() - torch.tensor(splits.mean)) / torch.tensor(splits.std)).float()
     expected = torch.stack([network(seed).eval()(scaled) for seed in seeds])
-    torch.testing.assert_close(plateaux.load(plateaux.open_run(run, model=small_net)).logits(x), expected)
+    torch.testing.assert_close(
+        plateaux.load_predictor(plateaux.open_run(run, model=small_net)).ensemble.logits(x), expected
+    )
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_stored_mean_and_std_standardize_new_inputs(tmp_path: Path) -> None:
     run = fit(tmp_path / "run", members=1)
     data = plateaux.from_arrays(x, y)
     train_x = data.train.x.double()  # type: ignore[attr-defined]
-    module = plateaux.load(run).members[0]
+    module = plateaux.load_predictor(run).ensemble.members[0]
     scaled = ((torch.tensor(x) - train_x.mean(0)) / train_x.std(0, correction=0)).float()
     expected = module(scaled).softmax(1)
     predicted = plateaux.load_predictor(run)(x.astype("float32")).probabilities

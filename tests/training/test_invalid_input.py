@@ -205,7 +205,7 @@ def test_numpy_arrays_are_accepted_wherever_tensors_are(tmp_path: Path) -> None:
     assert not arrays[0].setflags(write=False)
     data = from_tensors(arrays, (X.numpy()[::-1], Y.numpy()[::-1]), classes=CLASSES)
     run = train(tmp_path, lambda: data)
-    ensemble = plateaux.load(plateaux.open_run(run, model=linear))
+    ensemble = plateaux.load_predictor(plateaux.open_run(run, model=linear)).ensemble
     assert torch.equal(ensemble.predict(X.numpy()), ensemble.predict(X))
     assert torch.equal(ensemble(X.double().numpy()), ensemble.predict(X))
 

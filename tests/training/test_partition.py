@@ -19,7 +19,7 @@ import plateaux
 from plateaux.config.builders.data import build_data
 from plateaux.config.builders.training import build_method
 from plateaux.core.errors import Interrupted, RecipeError, RunError
-from plateaux.evaluation.loading import load
+from plateaux.deploy.load import load_predictor
 from plateaux.storage.run import Run, partition_summary_path, sam_set_path, sharpness_path
 from plateaux.training.partition import SharpnessScorer, assign_samples, load_sam_set
 from plateaux.training.planning import pending_jobs
@@ -50,7 +50,7 @@ def test_scores_are_squared_gradient_norms(tmp_path: Path) -> None:
     # Up to the data partition, a member trains with SAM.
     options = {**THREE, "train": {"epochs": 3}, "lr_scheduler": ()}
     sam = recipe("deep_ensemble", "mlp", method={"name": "sam", "rho": 0.2}, **options)
-    member = load(train(sam, tmp_path / "sam", **GIVEN.keywords()).store.root).members[1]
+    member = load_predictor(train(sam, tmp_path / "sam", **GIVEN.keywords()).store.root).ensemble.members[1]
     x, y = build_data(sam, GIVEN).train.fetch(torch.arange(len(scores)))
     for sample in np.flatnonzero(scores >= 0)[:5]:
         member.zero_grad()
@@ -67,11 +67,8 @@ def test_samples_are_scored_in_evaluation_mode(tmp_path: Path) -> None:
     scores = run.store.get_array(sharpness_path(2, 1))[1]
     options["train"] = {"epochs": 2}
     sam = recipe("deep_ensemble", "conv_bn", method={"name": "sam", "rho": 0.2}, **options)
-    member = (
-        load(plateaux.open_run(train(sam, tmp_path / "sam", **GIVEN.keywords()).store.root, trust=GIVEN.trust))
-        .members[1]
-        .eval()
-    )
+    trained = train(sam, tmp_path / "sam", **GIVEN.keywords())
+    member = load_predictor(plateaux.open_run(trained.store.root, trust=GIVEN.trust)).ensemble.members[1]
     x, y = build_data(sam, GIVEN).train.fetch(torch.arange(len(scores)))
     for sample in np.flatnonzero(scores >= 0)[:5]:
         member.zero_grad()

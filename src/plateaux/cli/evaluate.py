@@ -202,7 +202,7 @@ def calibrate(
 
     In Python: `plateaux.calibrate("runs/demo", split="validation")`
     """
-    from plateaux.evaluation.cascade_fit import describe_cascade
+    from plateaux.prediction.cascade_fit import describe_cascade
 
     fit = plateaux.CalibrationOptions(
         alphas=alpha or (0.1, 0.05),
@@ -293,7 +293,7 @@ def select(
 
     In Python: `plateaux.select_members(["runs/a", "runs/b"], size=5).write("selection.json")`
     """
-    from plateaux.evaluation.selection import evaluate_selection
+    from plateaux.prediction.selection import evaluate_selection
 
     opened = [plateaux.open_run(run, trust=trust or ()) for run in runs]
     with progress_bar("selecting") as progress:

@@ -1,19 +1,17 @@
 """The command that predicts: new inputs, or a split of the data that a run was trained on."""
 
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 import plateaux
 from plateaux.cli.common import AsJson, Device, Members, Trust, parse_numbers, print_result, progress_bar
 from plateaux.cli.evaluate import CacheLogits
-from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import split_names
-from plateaux.evaluation.options import EvalOptions
-from plateaux.storage.run import RunLike
-
-BATCH_OPTIONS = ("--columns", "--processes", "--executor", "--address", "--threads")
+from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 
 
 def predict(
@@ -55,57 +53,46 @@ def predict(
 
     A job that was stopped continues when the same command is run again.
 
-    In Python: `plateaux.predict_files("runs/demo", "photos/", "answers.csv")`
+    In Python: `plateaux.predict("runs/demo", "photos/", "answers.csv")`
     """
     from plateaux.deploy.load import is_bundle
 
-    shared: dict[str, Any] = {"alpha": alpha}
-    source = model if is_bundle(model) else plateaux.open_run(model, trust=trust or ())
-    shared |= {"ood_score": ood_score} if ood_score else {}
-    if not inputs:
-        is_set = (columns, processes > 1, executor, address, threads)
-        unused = [name for name, value in zip(BATCH_OPTIONS, is_set, strict=True) if value]
-        if unused:
-            raise RecipeError(f"{', '.join(unused)}: only with inputs, not with a split of the run's own data")
-        options = EvalOptions(members=parse_numbers(members), limit=limit, device=device, cache_logits=cache_logits)
-        _predict_split(source, split or "test", out, options, shared, as_json=as_json)
-        return
-    if split is not None or members is not None or limit is not None:
-        raise RecipeError("--split, --members, --limit: only without inputs, for the run's own data")
     batch = plateaux.BatchOptions(
-        columns=split_names(columns or ""), processes=processes, executor=executor, address=address
+        columns=tuple(split_names(columns or "")),
+        device=device if inputs else None,
+        threads=threads,
+        processes=processes,
+        executor=executor,
+        address=address,
     )
-    with progress_bar("predicting", "inputs") as progress:
-        result = plateaux.predict_files(
-            source, inputs, out, batch=batch, device=device, threads=threads, progress=progress, **shared
+    options = EvalOptions(
+        members=parse_numbers(members), limit=limit, device=None if inputs else device, cache_logits=cache_logits
+    )
+    source = model if is_bundle(model) else plateaux.open_run(model, trust=trust or ())
+    run: Callable[..., plateaux.BatchResult | plateaux.Predictions] = plateaux.predict
+    with progress_bar("predicting", "inputs" if inputs else "samples") as progress:
+        found = run(
+            source,
+            inputs or None,
+            out,
+            split=split,
+            ood_score=ood_score,
+            alpha=alpha,
+            batch=None if batch == plateaux.BatchOptions() else batch,
+            options=None if options == DEFAULT_OPTIONS else options,
+            progress=progress,
         )
-    plain = {
-        "out": str(out),
-        "inputs": result.inputs,
-        "failed": result.failed,
-        "abstained": result.abstained,
-        "reused": result.reused,
-    }
-    lines = [f"{out}: {result.inputs:,} inputs, {result.abstained:,} of them rejected (abstain)"]
-    if result.reused:
-        lines.append(f"{result.reused:,} inputs had been predicted before")
-    if result.failed:
-        lines.append(f"{result.failed:,} inputs could not be read: see the column error")
-    print_result(as_json, plain, lambda: lines)
-
-
-def _predict_split(
-    model: RunLike, split: str, out: Path, options: EvalOptions, shared: dict[str, Any], *, as_json: bool
-) -> None:
-    from plateaux.evaluation.prediction_files import check_suffix
-
-    check_suffix(out)
-    with progress_bar("predicting") as progress:
-        predictions = plateaux.predict(model, split=split, options=options, progress=progress, **shared)
-    predictions.write(out)
-    text = f"{out}: {len(predictions):,} predictions"
-    if predictions.abstain is not None:
-        text += f", {int(predictions.abstain.sum()):,} of them rejected (abstain)"
-    if predictions.members_queried is not None:
-        text += f", {predictions.members_queried.mean():.2f} members queried on average"
-    print_result(as_json, {"file": str(out), "predictions": len(predictions)}, lambda: [text])
+    if isinstance(found, plateaux.Predictions):
+        text = f"{out}: {len(found):,} predictions"
+        if found.abstain is not None:
+            text += f", {int(found.abstain.sum()):,} of them rejected (abstain)"
+        if found.members_queried is not None:
+            text += f", {found.members_queried.mean():.2f} members queried on average"
+        print_result(as_json, {"file": str(out), "predictions": len(found)}, lambda: [text])
+        return
+    lines = [f"{out}: {found.inputs:,} inputs, {found.abstained:,} of them rejected (abstain)"]
+    if found.reused:
+        lines.append(f"{found.reused:,} inputs had been predicted before")
+    if found.failed:
+        lines.append(f"{found.failed:,} inputs could not be read: see the column error")
+    print_result(as_json, {**asdict(found), "out": str(out)}, lambda: lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from plateaux.core.bounded import Count, Finite
@@ -28,3 +28,8 @@ class DataSummary:
     classes_found: Count | None  # distinct labels among the checked ones; None: labels are not class numbers
     checked_inputs: Count
     checked_labels: Count
+
+
+def class_names(labels: Sequence[str], classes: int) -> tuple[str, ...]:
+    """Return the names of the classes, or their numbers if they have no names."""
+    return tuple(labels) if len(labels) == classes else tuple(str(number) for number in range(classes))

@@ -1,1 +1,1 @@
-"""From a run to predictions on new inputs."""
+"""Bundles: export, verification, batch prediction with runs or bundles, and the Hugging Face Hub."""

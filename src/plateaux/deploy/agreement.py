@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.errors import RunError
-from plateaux.deploy.manifest import QUERIED, CalibrationRecord, SetRule
+from plateaux.deploy.manifest import CalibrationRecord, SetRule
+from plateaux.prediction.stage_backend import QUERIED
 
 TOLERANCE = 1e-5  # of probabilities
 SCORE_TOLERANCE = 1e-4  # of entropy, mutual information, and OOD score, relative to their size above 1

@@ -15,18 +15,17 @@ from typing import Any, Literal
 
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.errors import DataError, PlateauxError, RecipeError
-from plateaux.core.progress import Progress, ProgressEvent, WorkDone, log_messages
+from plateaux.core.progress import Progress, ProgressEvent, WorkDone
 from plateaux.deploy.batch_parts import check_plan, finish, is_complete, write_part
 from plateaux.deploy.bundle import Bundle
-from plateaux.deploy.contract import InputContract
-from plateaux.deploy.input_files import InputReader, InputRef, list_inputs, split_parts
-from plateaux.deploy.inputs import PreparedInputs, concatenate_inputs, prepare
-from plateaux.deploy.load import is_bundle, load_predictor
-from plateaux.deploy.predictor import Predictor
+from plateaux.deploy.load import load_predictor, open_source
 from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.distributed.process_pool import run_pool
-from plateaux.evaluation.prediction_files import check_suffix, encode
-from plateaux.evaluation.prediction_records import with_errors
+from plateaux.prediction.contract import InputContract
+from plateaux.prediction.input_files import InputReader, InputRef, list_inputs, split_parts
+from plateaux.prediction.inputs import PreparedInputs, concatenate_inputs, prepare
+from plateaux.prediction.predictions import check_suffix, encode, with_errors
+from plateaux.prediction.predictor import Predictor
 from plateaux.storage.run import Run, RunLike
 
 PART_SIZE = 1024
@@ -54,13 +53,17 @@ class BatchOptions:
 
     Args:
         columns: Columns of tables, or arrays of .npz files, with the inputs, in the order of the model's inputs.
-        processes: Number of processes that predict parts, with one thread each unless `threads` is given.
+        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
+        threads: CPU threads of a process. None: torch's setting for one process, else 1.
+        processes: Number of processes that predict parts.
         executor: "ray": predict parts on a Ray cluster.
         address: Address of the Ray cluster. None: a new one on this machine.
         part_size: Inputs of one part.
     """
 
     columns: Sequence[str] = ()
+    device: str | None = None
+    threads: int | None = None
     processes: int = 1
     executor: Literal["ray"] | None = None
     address: str | None = None
@@ -99,42 +102,22 @@ class BatchResult:
 
 
 def predict_files(
-    run: RunLike,
+    source: RunLike | Bundle,
     inputs: str | Path | Sequence[str | Path],
-    out: str | Path,
-    *,
-    batch: BatchOptions = DEFAULT_BATCH,
-    device: str | None = None,
-    threads: int | None = None,
-    ood_score: str | None = None,
-    alpha: float | None = None,
-    progress: Progress = log_messages,
+    out: Path,
+    ood_score: str | None,
+    alpha: float | None,
+    batch: BatchOptions,
+    progress: Progress,
 ) -> BatchResult:
-    """Predict files, folders, arrays, tables, or lines of text, and write one row per input.
-
-    An input that cannot be read has a row with an error. A job that was stopped continues when it is called again.
-
-    Args:
-        run: A run, its folder, or its URL; or the folder or URL of a bundle.
-        inputs: Image files, folders, patterns such as `photos/*.jpg`, .npy, .npz, .csv, .tsv, .parquet or .txt files,
-            and URLs of any of these.
-        out: A .csv, .jsonl, .parquet or .npz file, or a folder that keeps the parts as Parquet.
-        batch: Columns of tables, number of processes, cluster, size of a part.
-        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
-        threads: CPU threads of a process. None: torch's setting for one process, else 1.
-        ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`. None: `max_probability`, or that of
-            the bundle.
-        alpha: Which of the fitted conformal sets to return. None: the first, or that of the bundle.
-        progress: Called with progress events.
-    """
-    out = Path(out)
+    """Predict inputs, and write one row for each; `plateaux.predict` describes the arguments."""
     suffix = check_suffix(out) if out.suffix else FOLDER_SUFFIX
-    if threads is None and (batch.processes > 1 or batch.executor is not None):
-        threads = 1
-    location, columns = str(run), tuple(batch.columns)
-    contract, identity = _identify(location)
-    components = run.components if isinstance(run, Run) else NO_COMPONENTS
-    job = BatchJob(location, suffix, columns, components, device, threads, ood_score, alpha)
+    is_parallel = batch.processes > 1 or batch.executor is not None
+    threads = 1 if batch.threads is None and is_parallel else batch.threads
+    columns, opened = tuple(batch.columns), open_source(source)
+    contract, identity = _identify(opened)
+    components = NO_COMPONENTS if isinstance(opened, Bundle) else opened.components
+    job = BatchJob(str(opened.store.root), suffix, columns, components, batch.device, threads, ood_score, alpha)
     paths = [inputs] if isinstance(inputs, str | Path) else inputs
     refs = list_inputs([str(item) for item in paths], contract, columns)
     parts = [BatchPart(number, some) for number, some in split_parts(refs, batch.part_size)]
@@ -212,7 +195,7 @@ def predict_part(job: BatchJob, part: BatchPart) -> tuple[bytes, dict[str, int]]
 @lru_cache(maxsize=1)
 def _load(job: BatchJob) -> tuple[Predictor, InputReader]:
     predictor = load_predictor(
-        job.model_location if is_bundle(job.model_location) else Run.open(job.model_location, job.components),
+        open_source(job.model_location, job.components),
         device=job.device,
         threads=job.threads,
         ood_score=job.ood_score,
@@ -234,14 +217,13 @@ def _counter(progress: Progress, done: int, total: int) -> Progress:
     return count
 
 
-def _identify(location: str) -> tuple[InputContract, dict[str, Any]]:
+def _identify(source: Run | Bundle) -> tuple[InputContract, dict[str, Any]]:
     """Return the input contract of a run or a bundle, and what identifies its predictions."""
-    if is_bundle(location):
-        manifest = Bundle.open(location).manifest
+    if isinstance(source, Bundle):
+        manifest = source.manifest
         return manifest.contract, {"files": {name: record.sha256 for name, record in manifest.files.items()}}
-    run = Run.open(location)
-    weights = [run.weights_hash(number) for number in run.trained_members()]
-    return InputContract.from_run(run), {"weights": weights, "calibration": run.info.calibration_digest}
+    weights = [source.weights_hash(number) for number in source.trained_members()]
+    return InputContract.from_run(source), {"weights": weights, "calibration": source.info.calibration_digest}
 
 
 def _describe(identity: dict[str, Any], job: BatchJob, refs: Sequence[InputRef], part_size: int) -> dict[str, Any]:

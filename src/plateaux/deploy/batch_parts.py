@@ -18,7 +18,7 @@ from typing import Any
 
 from plateaux.config.recipe import diff
 from plateaux.core.errors import RunError, StorageError
-from plateaux.evaluation.prediction_files import merge
+from plateaux.prediction.predictions import merge
 from plateaux.storage.atomic import explain_os_error, open_atomic, write_atomic
 from plateaux.storage.digests import digest_bytes
 

@@ -32,14 +32,13 @@ from plateaux.deploy.manifest import (
     MANIFEST,
     MAX_BYTES,
     NAMES,
-    QUERIED,
     CascadeRecord,
     FileRecord,
     Manifest,
 )
 from plateaux.deploy.onnx_backend import OnnxBackend
-from plateaux.deploy.predictor import MAX_BATCH, Backend, Predictor
-from plateaux.deploy.stage_backend import StageBackend, stage_inputs, stage_outputs
+from plateaux.prediction.predictor import MAX_BATCH, Backend, Predictor
+from plateaux.prediction.stage_backend import QUERIED, StageBackend, stage_inputs, stage_outputs
 from plateaux.storage.backends import open_store
 from plateaux.storage.digests import hash_sha256
 from plateaux.storage.local_store import LocalStore

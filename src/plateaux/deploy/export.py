@@ -19,7 +19,6 @@ from plateaux.core.progress import Progress, WorkDone, log_messages
 from plateaux.deploy.agreement import SCORE_TOLERANCE, TOLERANCE, Agreement, compare_answers
 from plateaux.deploy.bundle import INPUT, OUTPUT, Bundle, check_golden, list_files, make_onnx_backend, write_manifest
 from plateaux.deploy.graph import AnswerGraph, StageGraph
-from plateaux.deploy.loading import ModuleBackend, load_run_predictor
 from plateaux.deploy.manifest import (
     CARD,
     GOLDEN,
@@ -36,11 +35,12 @@ from plateaux.deploy.manifest import (
 from plateaux.deploy.measured import measured_numbers
 from plateaux.deploy.model_card import model_card
 from plateaux.deploy.onnx_backend import EXTRA
-from plateaux.deploy.predictor import Backend, Predictor
 from plateaux.deploy.samples import random_inputs, sample_inputs
-from plateaux.deploy.stage_backend import stage_inputs, stage_outputs
 from plateaux.ensembles.answers import AnswerSettings
-from plateaux.evaluation.calibration import Calibration
+from plateaux.prediction.calibration import Calibration
+from plateaux.prediction.load import ModuleBackend, load_run_predictor
+from plateaux.prediction.predictor import Backend, Predictor
+from plateaux.prediction.stage_backend import stage_inputs, stage_outputs
 from plateaux.storage.backends import open_store
 from plateaux.storage.run import Run, RunLike, own_version
 from plateaux.storage.store import Store
@@ -87,7 +87,7 @@ def export(
     if list_files(store):
         raise RunError(f"{out} is not empty. Export to another folder, or delete it first")
     opened = Run.open(run)
-    predictor = load_run_predictor(opened, device="cpu", ood_score=ood_score, alpha=alpha)
+    predictor = load_run_predictor(opened, ood_score, alpha, device="cpu")
     assert isinstance(predictor.backend, ModuleBackend)
     settings, contract = predictor.backend.settings, predictor.contract
     calibration, cascade = _calibration_record(opened, settings), _cascade_record(settings)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from plateaux.config.components import Components
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.deploy.bundle import Bundle
 from plateaux.deploy.manifest import MANIFEST
-from plateaux.deploy.predictor import MAX_BATCH, Predictor
+from plateaux.prediction.predictor import MAX_BATCH, Predictor
 from plateaux.storage.backends import open_store
 from plateaux.storage.run import Run, RunLike
 
 
 def load_predictor(
-    run: RunLike,
+    source: RunLike | Bundle,
     *,
     device: str | None = None,
     threads: int | None = None,
@@ -21,8 +22,10 @@ def load_predictor(
 ) -> Predictor:
     """Return the ensemble of a run or of a bundle as a predictor that checks its inputs and applies the calibration.
 
+    `load_predictor(run).ensemble` is the ensemble as an `nn.Module`. A bundle has none.
+
     Args:
-        run: A run, its folder, or its URL; or the folder or URL of a bundle that `export` wrote.
+        source: A run, its folder, or its URL; or a bundle that `export` wrote, its folder, or its URL.
         device: "cpu", "cuda", "cuda:1", ... None: the best available device. A bundle runs on the CPU.
         threads: Number of CPU threads of a call. None: the setting of torch or of onnxruntime.
         ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`. None: `max_probability`, or the one
@@ -32,22 +35,23 @@ def load_predictor(
     """
     if threads is not None and threads < 1:
         raise RecipeError(f"threads = {threads}: give a number of at least 1")
-    if not isinstance(run, Run) and is_bundle(run):
+    opened = open_source(source)
+    if isinstance(opened, Bundle):
         if device not in (None, "cpu"):
             raise RecipeError(f"device = {device!r}: the graph of a bundle runs on the CPU. Leave it out")
-        bundle = Bundle.open(run)
-        _check_settings(bundle, ood_score, alpha)
-        return bundle.predictor(bundle.onnx_backend(threads=threads), max_batch=max_batch)
-    from plateaux.deploy.loading import load_run_predictor
+        _check_settings(opened, ood_score, alpha)
+        return opened.predictor(opened.onnx_backend(threads=threads), max_batch=max_batch)
+    from plateaux.prediction.load import load_run_predictor
 
-    return load_run_predictor(
-        run,
-        device=device,
-        threads=threads,
-        ood_score=ood_score or "max_probability",
-        alpha=alpha,
-        max_batch=max_batch,
-    )
+    score = ood_score or "max_probability"
+    return load_run_predictor(opened, score, alpha, device=device, threads=threads, max_batch=max_batch)
+
+
+def open_source(source: RunLike | Bundle, components: Components | None = None) -> Run | Bundle:
+    """Return a run or a bundle, opened."""
+    if isinstance(source, Bundle):
+        return source
+    return Run.open(source, components) if isinstance(source, Run) or not is_bundle(source) else Bundle.open(source)
 
 
 def is_bundle(root: RunLike) -> bool:

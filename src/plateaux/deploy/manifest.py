@@ -16,7 +16,8 @@ from pydantic import Field
 
 from plateaux.core.bounded import Count, Finite, PositiveCount
 from plateaux.core.errors import StorageError
-from plateaux.deploy.contract import InputContract
+from plateaux.prediction.contract import InputContract
+from plateaux.prediction.stage_backend import QUERIED
 from plateaux.storage.digests import DigestError, check_json_digest, with_json_digest
 from plateaux.storage.json_shapes import parse_json, read_shape
 
@@ -33,7 +34,6 @@ NAMES = re.compile(
     r"model\.onnx|shared\.safetensors|golden\.safetensors|README\.md"
     r"|members/(0|[1-9][0-9]{0,5})\.safetensors|stages/[1-9][0-9]{0,5}\.onnx"
 )
-QUERIED = "members_queried"  # the output that only a cascade has
 MAX_BYTES = 1 << 25  # of a manifest; the vocabulary of a tokenizer is its largest part
 ADVICE = "export the bundle again, or get a complete copy"
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from plateaux.core.errors import StorageError, first_line
 from plateaux.core.optional import optional_import
-from plateaux.deploy.predictor import Arrays
+from plateaux.prediction.predictor import Arrays
 
 EXTRA = "onnx"
 LOG_ERRORS = 3

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from plateaux.core.errors import PlateauxError, first_line
 from plateaux.data.summary import TensorSummary
-from plateaux.deploy.contract import InputContract
-from plateaux.deploy.inputs import prepare
+from plateaux.prediction.contract import InputContract
+from plateaux.prediction.inputs import prepare
 from plateaux.storage.run import Run
 from plateaux.storage.stored_data import build_run_data
 

@@ -1,3 +1,4 @@
-"""Evaluation of a run: the evaluator, the prediction cache, calibration, out-of-distribution detection, robustness.
+"""Evaluation of a run: the evaluator, the prediction cache, out-of-distribution detection, robustness.
 
-Metrics are plug-ins in `evaluation.metrics`. Sharpness and curvature belong in `loss_landscape`."""
+Metrics are plug-ins in `evaluation.metrics`. Answers for new inputs and calibration belong in `prediction`, sharpness
+and curvature in `loss_landscape`."""

@@ -8,16 +8,16 @@ from functools import cached_property
 
 import torch
 
+from plateaux.config.builders.model import build_members, shared_param_names
 from plateaux.config.builders.training import build_executor
-from plateaux.core.errors import RecipeError
+from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.process_info import local_processes
 from plateaux.core.runtime import FORMATS, autocast, configure_runtime, get_device
 from plateaux.data.checks import check_columns, check_evaluation_data
-from plateaux.data.sources import DataSplits, Source
+from plateaux.data.sources import DataSplits, InMemorySource, Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
-from plateaux.evaluation.loading import load_members
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.models.backbone import BackboneWithHead
 from plateaux.storage.feature_cache import prepare_features, through_backbone
@@ -105,3 +105,47 @@ def _check_ids(members: Sequence[int], total: int) -> list[int]:
             f"members = {list(members)}: give distinct member ids from 0 to {total - 1}, such as {[0, total - 1]}"
         )
     return list(members)
+
+
+def load_members(run: Run, numbers: Sequence[int]) -> list[torch.nn.Module]:
+    """Return the networks of some members with the weights of the run folder."""
+    components = run.components
+    if run.info.model is not None and components.model is None:
+        name = run.info.model.replace(":", ".").rpartition(".")[2]
+        raise RunError(
+            f"{run} was trained with {run.info.model!r}, a model that was passed in Python. Pass it again, as in "
+            f"plateaux.open_run(path, model={name if name.isidentifier() else '...'})"
+        )
+    # The weights come from the run folder, so the file of pretrained weights may be gone.
+    recipe = run.recipe.replaced(model={"weights": None, "sparsity": 0.0})
+    components = replace(components, model_configs=run.info.model_configs or {})
+    data = components.data or data_splits_info(run)
+    modules = build_members(recipe, data, numbers, components)
+    check_code(run, modules)
+    shared = run.shared()
+    for number, module in zip(numbers, modules, strict=True):
+        names = shared_param_names(recipe, module)
+        missing, unexpected = module.load_state_dict({**run.weights(number), **shared}, strict=False)
+        if unexpected or set(missing) - names:
+            raise RunError(
+                f"The weights of member {number} do not match the model {run.recipe.model.name!r}: "
+                f"missing {sorted(missing)[:3]}, unexpected {sorted(unexpected)[:3]}. Pass the model that the run was "
+                "trained with: plateaux.open_run(path, model=...)"
+            )
+    return modules
+
+
+def data_splits_info(run: Run) -> DataSplits:
+    """Return the classes, shape, and normalization of the run's data, without samples."""
+    info = run.info.data
+    empty = InMemorySource(torch.empty(0), torch.empty(0))
+    return DataSplits(
+        name=info.name,
+        train=empty,
+        test=empty,
+        classes=info.classes,
+        shape=info.shape,
+        mean=info.mean,
+        std=info.std,
+        labels=info.labels,
+    )

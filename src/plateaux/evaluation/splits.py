@@ -31,7 +31,7 @@ from plateaux.data.files import data_root
 from plateaux.data.image_paths import is_image_path, open_images
 from plateaux.data.labeled_images import LabeledImages, RelabeledSource, class_numbers, open_labeled_images
 from plateaux.data.sources import DataSplits, Source
-from plateaux.evaluation.prediction_records import class_names
+from plateaux.data.summary import class_names
 from plateaux.storage.image_cache import CachedImages
 from plateaux.storage.run_info import DataInfo
 

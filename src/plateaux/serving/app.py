@@ -24,9 +24,9 @@ from starlette.routing import Route
 from plateaux.core.errors import DataError, PlateauxError
 from plateaux.core.formatting import json_safe
 from plateaux.deploy.bundle import Bundle
-from plateaux.deploy.inputs import PreparedInputs, prepare
-from plateaux.deploy.predictor import Predictor
-from plateaux.evaluation.prediction_records import Predictions
+from plateaux.prediction.inputs import PreparedInputs, prepare
+from plateaux.prediction.predictions import Predictions
+from plateaux.prediction.predictor import Predictor
 from plateaux.serving import protocol
 from plateaux.serving.batching import Batcher, DeadlineError, QueueFullError, measure_batch_size
 from plateaux.serving.metrics import ServiceMetrics

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.errors import PlateauxError
-from plateaux.deploy.inputs import PreparedInputs, concatenate_inputs
-from plateaux.deploy.predictor import Predictor
-from plateaux.evaluation.prediction_records import Predictions
+from plateaux.prediction.inputs import PreparedInputs, concatenate_inputs
+from plateaux.prediction.predictions import Predictions
+from plateaux.prediction.predictor import Predictor
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # batch sizes that are measured
 SECONDS_PER_SIZE = 0.5  # at most, unless one call takes longer

@@ -12,7 +12,7 @@ from typing import Any
 
 from plateaux.core.optional import optional_import
 from plateaux.deploy.manifest import ReferenceScore
-from plateaux.evaluation.prediction_records import Predictions
+from plateaux.prediction.predictions import Predictions
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from plateaux.deploy.manifest import Manifest
-from plateaux.deploy.predictor import Predictor
+from plateaux.prediction.predictor import Predictor
 from plateaux.serving.settings import ServeSettings
 
 MAX_CLASSES = 12  # that are listed

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.errors import DataError
-from plateaux.deploy.contract import InputContract
-from plateaux.deploy.inputs import PreparedInputs, prepare
-from plateaux.evaluation.prediction_records import Predictions
+from plateaux.prediction.contract import InputContract
+from plateaux.prediction.inputs import PreparedInputs, prepare
+from plateaux.prediction.predictions import Predictions
 from plateaux.serving.pixels import check_pixels
 from plateaux.serving.settings import ServeSettings
 

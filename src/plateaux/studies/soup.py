@@ -11,7 +11,7 @@ from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
-from plateaux.evaluation.soup import soup
+from plateaux.prediction.soup import soup
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.studies.study import EvaluateConfig

@@ -16,7 +16,7 @@ from plateaux.core.executor import Executor
 from plateaux.core.process_info import is_rank_zero
 from plateaux.core.progress import Progress
 from plateaux.core.runtime import configure_runtime, get_device
-from plateaux.evaluation.loading import load_members
+from plateaux.evaluation.loaded_run import load_members
 from plateaux.storage.feature_cache import with_cached_features
 from plateaux.storage.run import Run, partition_summary_path
 from plateaux.training.job_records import JobRecorder, record_job

@@ -236,7 +236,7 @@ def test_pretrained_weights_need_download_and_a_run_does_not_need_them_again(
     plateaux.train(recipe, tmp_path / "run", download=True)
     assert set(asked) == {True}
     asked.clear()
-    ensemble = plateaux.load(tmp_path / "run", device="cpu")
+    ensemble = plateaux.load_predictor(tmp_path / "run", device="cpu").ensemble
     assert asked == [False]
     saved = plateaux.Run.open(tmp_path / "run").weights(0)
     assert all(torch.equal(tensor, saved[name]) for name, tensor in ensemble.members[0].state_dict().items())

@@ -20,8 +20,8 @@ from plateaux.core.errors import DataError
 from plateaux.data.files import decode
 from plateaux.data.preprocessing import Preprocessing, SentencePiece, WordPiece
 from plateaux.data.summary import TensorSummary
-from plateaux.deploy.contract import InputContract
-from plateaux.deploy.inputs import prepare
+from plateaux.prediction.contract import InputContract
+from plateaux.prediction.inputs import prepare
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 8, 6), dtype=np.uint8)
 TOKENS = "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "dog", "##s", "sat", "ran", ".", ","])
@@ -233,7 +233,7 @@ def test_a_contract_round_trips_through_its_dict() -> None:
 
 
 def test_importing_the_checks_does_not_import_torch() -> None:
-    code = "import sys, plateaux.deploy.inputs, plateaux.deploy.predictor; assert 'torch' not in sys.modules"
+    code = "import sys, plateaux.prediction.inputs, plateaux.prediction.predictor; assert 'torch' not in sys.modules"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     subprocess.run([sys.executable, "-c", code], check=True, env=env)
 

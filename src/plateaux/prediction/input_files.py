@@ -20,7 +20,7 @@ import numpy as np
 from plateaux.core.errors import DataError, RecipeError, first_line
 from plateaux.core.optional import optional_import
 from plateaux.data.images import SUFFIXES
-from plateaux.deploy.contract import InputContract
+from plateaux.prediction.contract import InputContract
 
 ARRAYS, TABLES, TEXTS = (".npy", ".npz"), (".csv", ".tsv", ".parquet"), (".txt",)
 ROW_FILES = (*ARRAYS, *TABLES, *TEXTS)

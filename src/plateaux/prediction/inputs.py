@@ -18,8 +18,8 @@ from plateaux.core.errors import DataError
 from plateaux.data.images import decode_image, to_pixels
 from plateaux.data.preprocessing import Tokenizer
 from plateaux.data.summary import TensorSummary
-from plateaux.deploy.contract import InputContract, describe_tensor
 from plateaux.integrations.pandas_tables import is_pandas, read_table, select_columns
+from plateaux.prediction.contract import InputContract, describe_tensor
 
 Array = NDArray[Any]
 

@@ -13,10 +13,10 @@ import plateaux
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.row_names import MEAN_PROBABILITY
+from plateaux.deploy.load import load_predictor
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.evaluation.loading import load
-from plateaux.evaluation.selection import EnsembleSelection, evaluate_selection, load_selection, select_members
-from plateaux.evaluation.soup import soup
+from plateaux.prediction.selection import EnsembleSelection, evaluate_selection, load_selection, select_members
+from plateaux.prediction.soup import soup
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 from tests.cli.test_main import call
@@ -108,7 +108,7 @@ def test_a_soup_of_a_recipe_with_values_per_member_has_a_valid_recipe(apart: Pat
         tmp_path / "named", model={"name": ["mlp"] * 3, "hidden_sizes": [8]}, optimizer={"lr": [0.1, 0.2, 0.3]}
     )
     soup(named, tmp_path / "soup", max_barrier=1e9)
-    assert len(load(tmp_path / "soup")) == 1
+    assert len(load_predictor(tmp_path / "soup").ensemble) == 1
     assert Recipe.load(tmp_path / "soup/recipe.toml").model.name == "mlp"
 
 
@@ -165,7 +165,7 @@ def test_a_missing_or_invalid_selection_file_is_an_error(tmp_path: Path) -> None
 
 def test_an_ensemble_is_combined_by_the_named_rule(apart: Path) -> None:
     x, _ = plateaux.dataset.get("digits")().test.fetch(torch.arange(9))
-    ensemble = load(apart)
+    ensemble = load_predictor(apart).ensemble
     table = ensemble.logits(x)
     assert torch.allclose(ensemble.predict(x), table.softmax(-1).mean(0), atol=1e-6)
     assert torch.allclose(ensemble.predict(x, combine="logit"), table.mean(0).softmax(-1), atol=1e-6)

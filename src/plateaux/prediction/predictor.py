@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plateaux.core.errors import DataError, RecipeError
-from plateaux.deploy.contract import InputContract
-from plateaux.deploy.inputs import PreparedInputs, prepare
-from plateaux.evaluation.prediction_records import Predictions, Uncertainty, class_names, concatenate
+from plateaux.core.errors import DataError, RecipeError, RunError
+from plateaux.data.summary import class_names
+from plateaux.prediction.contract import InputContract
+from plateaux.prediction.inputs import PreparedInputs, prepare
+from plateaux.prediction.predictions import Predictions, concatenate
+
+if TYPE_CHECKING:
+    from plateaux.ensembles.ensemble import Ensemble
 
 MAX_BATCH = 64  # inputs of one forward pass
 
@@ -30,7 +34,7 @@ class Predictor:
     """An ensemble with its input contract and its calibration. Threads may share it.
 
     `predictor(x)` takes a NumPy array, a tensor, a Pillow image, the path or the bytes of an image file, a text, or
-    named texts or arrays; one of them, a batch, or a list.
+    named texts or arrays; one of them, a batch, or a list. `predictor.ensemble` is the `nn.Module` of a run.
     """
 
     def __init__(
@@ -43,12 +47,24 @@ class Predictor:
         calibrated: bool,
         remark: str = "",
         max_batch: int = MAX_BATCH,
+        ensemble: Ensemble | None = None,
     ) -> None:
         if max_batch < 1:
             raise RecipeError(f"max_batch = {max_batch}: give a number of at least 1")
         self.backend, self.contract, self.max_batch = backend, contract, max_batch
         self.outputs, self.ood_score, self.calibrated, self.remark = tuple(outputs), ood_score, calibrated, remark
+        self._ensemble = ensemble
         self.class_names = class_names(contract.labels, contract.classes)
+
+    @property
+    def ensemble(self) -> Ensemble:
+        """The members as one `nn.Module` in their own precision, without checks of inputs. A bundle has none."""
+        if self._ensemble is None:
+            raise RunError(
+                "The predictor of a bundle has no `ensemble`: a bundle contains the graph of the members, not their "
+                "`nn.Module`s. Load the run that was exported: plateaux.load_predictor(RUN).ensemble"
+            )
+        return self._ensemble
 
     def __call__(self, x: Any) -> Predictions:
         """Return the predictions for one input, a batch, or a list of inputs; there is always one row per input."""
@@ -77,19 +93,5 @@ class Predictor:
         return self._to_predictions(answers)
 
     def _to_predictions(self, answers: Arrays) -> Predictions:
-        sets, abstain, queried = (answers.get(name) for name in ("prediction_set", "abstain", "members_queried"))
-        return Predictions(
-            answers["label"].astype(np.int64),
-            answers["probability"].astype(np.float64),
-            answers["probabilities"].astype(np.float64),
-            Uncertainty(answers["entropy"].astype(np.float64), answers["mutual_information"].astype(np.float64)),
-            answers["ood_score"].astype(np.float64),
-            None if sets is None else sets.astype(np.bool_),
-            None if abstain is None else abstain.astype(np.bool_),
-            self.class_names,
-            (),
-            self.ood_score,
-            self.calibrated,
-            self.remark,
-            members_queried=None if queried is None else queried.astype(np.int64),
-        )
+        about = self.class_names, self.ood_score, self.calibrated, self.remark
+        return Predictions.from_answers(answers, *about)

@@ -19,10 +19,10 @@ from plateaux.ensembles.ensemble import Ensemble
 from plateaux.ensembles.log_probs import log_probs
 from plateaux.ensembles.selection import Selection, select
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.loading import load
+from plateaux.evaluation.member_outputs import MemberOutputs, predict_all
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
-from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.splits import eval_split
+from plateaux.prediction.load import load_ensemble
 from plateaux.storage.atomic import write_atomic
 from plateaux.storage.json_shapes import parse_json, read_shape
 from plateaux.storage.local_store import LocalStore
@@ -136,19 +136,14 @@ def select_members(
     return EnsembleSelection(tuple(members), selection, split, fingerprint)
 
 
-def load_selection(
-    file: str | Path,
-    runs: Sequence[RunLike] = (),
-    *,
-    device: str | None = None,
-) -> Ensemble:
+def load_selection(file: str | Path, runs: Sequence[RunLike] = (), *, device: str | None = None) -> Ensemble:
     """Return the ensemble of a selection, ready to predict; a member that was selected twice has twice the weight."""
     chosen = EnsembleSelection.read(file)
     pool = zip(chosen.members, chosen.selection.weights, strict=True)
     used = [(root, number, weight) for (root, number), weight in pool if weight]
     roots = dict.fromkeys(root for root, _, _ in used)
     opened = _by_root(runs)
-    loaded = {root: load(opened.get(root, root), device=device) for root in roots}
+    loaded = {root: load_ensemble(opened.get(root) or Run.open(root), device=device) for root in roots}
     first = next(iter(loaded.values()))
     modules = [loaded[root].members[number] for root, number, _ in used]
     weights = [weight for _, _, weight in used]

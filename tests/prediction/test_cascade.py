@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from digit_runs import SMALL_MLP, digits_recipe
 from reference import cascade as reference
 
 import plateaux
@@ -19,30 +20,23 @@ from plateaux.core.errors import RecipeError, RunError, StorageError
 from plateaux.core.registry import dataset
 from plateaux.data.corruptions.corrupt import CORRUPTIONS
 from plateaux.data.sources import from_tensors
+from plateaux.deploy.predict import predict
 from plateaux.ensembles import cascade as cascades
 from plateaux.ensembles import conformal, selective, temperature
 from plateaux.ensembles.cascade import CascadeOptions
 from plateaux.ensembles.ood_scores import OOD_SCORES
-from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
-from plateaux.evaluation.cascade import ROW, cascade_rows, evaluate_cascade
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.predict import predict
-from plateaux.evaluation.predictions import MemberOutputs, error_probability, predict_all
+from plateaux.evaluation.member_outputs import MemberOutputs, error_probability, predict_all
 from plateaux.evaluation.splits import eval_split
 from plateaux.evaluation.tables import to_markdown
+from plateaux.prediction.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
+from plateaux.prediction.cascade import ROW, cascade_rows, evaluate_cascade
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.testing import write_data
 from plateaux.training.train import train
 
-RECIPE = {
-    "members": 4,
-    "data": {"name": "digits", "batch_size": 64, "validation_split": 300},
-    "model": {"name": "mlp", "hidden_sizes": [16]},
-    "optimizer": {"lr": 0.1, "momentum": 0.9},
-    "train": {"epochs": 3},
-    "executor": {"threads": 1},
-}
+RECIPE = digits_recipe(members=4, epochs=3, model=SMALL_MLP)
 OPTIONS = CascadeOptions(max_harm=0.05)
 FIT = CalibrationOptions(cascade=OPTIONS, target_risk=0.1)
 
@@ -117,7 +111,7 @@ def test_a_calibration_without_a_cascade_stores_no_cascade(run: Path) -> None:
         assert (mean, std) == pytest.approx((scores.mean(), scores.std()))
     assert set(made.ood_reference) == set(OOD_SCORES)
     assert made.temperatures["pool then calibrate"] == temperature.pool_then_calibrate(outputs.logits, outputs.y)
-    answers = predict(run)
+    answers = predict(run, split="test")
     assert answers.members_queried is None
     assert "members_queried" not in answers.to_records()[0]
     with pytest.raises(RunError, match=r"has no cascade\. Run: plateaux calibrate .* --cascade"):
@@ -135,7 +129,7 @@ def test_with_too_few_samples_all_members_are_queried_and_the_needed_number_is_r
     assert "150 held-out samples are too few" in line
     assert "at least 460" in line
     assert "give 920 or more" in line
-    answers = predict(run)
+    answers = predict(run, split="test")
     assert answers.members_queried is not None
     assert answers.members_queried.tolist() == [4] * 599
 
@@ -153,7 +147,7 @@ def test_labels_are_not_used_for_disagreement(run: Path) -> None:
 def test_predictions_come_from_the_members_that_were_queried(run: Path, tmp_path: Path) -> None:
     made = calibrate(run, fit=FIT)
     assert made.cascade is not None
-    outputs, answers = outputs_on(run, "test"), predict(run, ood_score="variance")
+    outputs, answers = outputs_on(run, "test"), predict(run, split="test", ood_score="variance")
     assert answers.members_queried is not None
     assert len(set(answers.members_queried.tolist())) > 1
     value = made.temperatures["pool then calibrate"].values[0]
@@ -180,14 +174,14 @@ def test_predictions_come_from_the_members_that_were_queried(run: Path, tmp_path
 
 def test_one_member_has_no_mutual_information_and_no_score_that_compares_members(run: Path) -> None:
     calibrate(run, fit=CalibrationOptions(cascade=CascadeOptions(max_harm=0.2, stages=(1, 2))))
-    answers = predict(run)
+    answers = predict(run, split="test")
     assert answers.members_queried is not None
     single = answers.members_queried == 1
     assert single.any()
     assert (answers.uncertainty.mutual_information[single] == 0).all()
     assert "mutual information is 0 where members_queried is 1" in answers.remark
     with pytest.raises(RecipeError, match=r"'pds' compares members.*max_probability"):
-        predict(run, ood_score="pds")
+        predict(run, split="test", ood_score="pds")
 
 
 def test_a_cascade_requires_pool_then_calibrate(run: Path) -> None:

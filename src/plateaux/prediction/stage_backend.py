@@ -1,4 +1,4 @@
-"""Answers of a cascade: one graph per stage, each run only on the inputs that did not stop before.
+"""Answers of a cascade: one backend per stage, each run only on the inputs that did not stop before.
 
 A stage takes the inputs and the logits of the members before it. It runs its own members and returns the answers of all
 members so far, their logits, and its confidence. Importing this module does not import torch.
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plateaux.deploy.manifest import QUERIED
-from plateaux.deploy.predictor import Arrays, Backend
+from plateaux.prediction.predictor import Arrays, Backend
 
+QUERIED = "members_queried"  # the output that only a cascade has
 PREVIOUS = "previous_logits"  # an input of a stage: the logits of the members before it
 LOGITS, CONFIDENCE = "member_logits", "stage_confidence"  # outputs of a stage besides its answers
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -32,12 +32,12 @@ from plateaux.ensembles.conformal import Conformal
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.selective import RejectionThreshold
 from plateaux.ensembles.temperature import ORDERS, Order, Temperatures, calibrate_then_pool, pool_then_calibrate
-from plateaux.evaluation.cascade_fit import calibrated_log_p, check_cascade, fit_cascade, pool, reference_scores
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.member_outputs import MemberOutputs, error_probability, predict_all
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
-from plateaux.evaluation.predictions import MemberOutputs, error_probability, predict_all
 from plateaux.evaluation.splits import eval_split
+from plateaux.prediction.cascade_fit import calibrated_log_p, check_cascade, fit_cascade, pool, reference_scores
 from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.run import Run, RunLike
 
@@ -113,19 +113,20 @@ class Calibration:
         if problem is not None:
             raise StorageError(f"{root / FILE}: {problem}; {ADVICE}")
         is_cascade = stored.cascade is not None
-        return cls(
-            stored.split,
-            stored.fingerprint,
-            ids,
-            stored.hashes,
-            stored.order,
-            stored.temperatures,
-            stored.sets,
-            stored.threshold,
-            stored.cascade,
-            run.store.get_tensor(IDS, "cascade_ids", dims=1, integers=True) if is_cascade else None,
-            stored.ood_reference,
-        )
+        cascade_ids = run.store.get_tensor(IDS, "cascade_ids", dims=1, integers=True) if is_cascade else None
+        values = {each.name: getattr(stored, each.name) for each in fields(stored)}
+        return cls(ids=ids, cascade_ids=cascade_ids, **values)
+
+    @classmethod
+    def of_weights(cls, run: Run) -> Calibration:
+        """Return the stored calibration if it was fitted for the weights that the run has now."""
+        calibration = cls.read(run)
+        if calibration.hashes != tuple(run.weights_hash(number) for number in run.trained_members()):
+            raise RunError(
+                f"The weights of {run} have changed since it was calibrated. Run: plateaux calibrate {run} --split "
+                f"{calibration.split}"
+            )
+        return calibration
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +281,7 @@ def evaluate_calibration(
     """
     options.require("evaluate_calibration", "device", "cache_logits", "no_cache")
     evaluator = Evaluator(run, options)
-    calibration = Calibration.read(evaluator.run)
-    check_same_weights(calibration, evaluator)
+    calibration = Calibration.of_weights(evaluator.run)
     target = eval_split(evaluator.recipe, evaluator.data_info, split)
     outputs = predict_all(evaluator, target, progress=progress)
     fingerprint = evaluator.split_fingerprint(target)
@@ -315,14 +315,6 @@ def without_fitted(outputs: MemberOutputs, calibration: Calibration, split: str,
             "split, or calibrate on a part of them: --fraction 0.5"
         )
     return outputs.take(~fitted)
-
-
-def check_same_weights(calibration: Calibration, evaluator: Evaluator) -> None:
-    if calibration.hashes != tuple(evaluator.hashes):
-        raise RunError(
-            f"The weights of {evaluator.run.store.root} have changed since it was calibrated; run `plateaux calibrate` "
-            "again"
-        )
 
 
 def _calibration_rows(

@@ -20,10 +20,9 @@ import plateaux
 from plateaux.core.errors import DataError
 from plateaux.data.preprocessing import Preprocessing
 from plateaux.data.summary import TensorSummary
-from plateaux.deploy.contract import InputContract
-from plateaux.deploy.inputs import prepare
 from plateaux.deploy.load import load_predictor
-from plateaux.evaluation.loading import load
+from plateaux.prediction.contract import InputContract
+from plateaux.prediction.inputs import prepare
 from plateaux.storage.run import Run
 from tests.serving.conftest import running
 
@@ -57,7 +56,7 @@ def bundle(run: Path) -> Path:
 @pytest.fixture(scope="module")
 def expected(run: Path) -> Any:
     """The mean probabilities, of the ensemble on the array in the order of training."""
-    logits = load(run).logits(torch.tensor(FRAME.to_numpy("float32")))
+    logits = load_predictor(run).ensemble.logits(torch.tensor(FRAME.to_numpy("float32")))
     return logits.double().softmax(-1).mean(0).numpy()
 
 
@@ -133,7 +132,7 @@ def test_a_file_is_read_by_name(run: Path, bundle: Path, kind: str, expected: An
     else:
         SHUFFLED.to_csv(table, sep="\t" if kind == ".tsv" else ",", index=False)
     for model in (run, bundle):
-        result = plateaux.predict_files(model, table, tmp_path / f"{model.name}.csv")
+        result = plateaux.predict(model, table, tmp_path / f"{model.name}.csv")
         assert (result.inputs, result.failed) == (80, 0)
         with (tmp_path / f"{model.name}.csv").open(newline="") as text:
             rows = list(csv.DictReader(text))
@@ -143,15 +142,15 @@ def test_a_file_is_read_by_name(run: Path, bundle: Path, kind: str, expected: An
 def test_a_file_without_a_column_names_the_option_for_it(run: Path, expected: Any, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     FRAME.astype({"is_new": int}).rename(columns={"age": "years"}).to_csv(table, index=False)
-    result = plateaux.predict_files(run, table, tmp_path / "a.csv")
+    result = plateaux.predict(run, table, tmp_path / "a.csv")
     assert result.failed == 1
     assert "it has no column 'age'; its columns are years, income, is_new. Name" in (tmp_path / "a.csv").read_text()
     FRAME[["age"]].set_axis(["a"], axis=1).to_csv(table, index=False)
-    plateaux.predict_files(run, table, tmp_path / "c.csv")
+    plateaux.predict(run, table, tmp_path / "c.csv")
     assert "no column 'age', 'income', 'is_new'; its columns are a. Name" in (tmp_path / "c.csv").read_text()
     FRAME.rename(columns={"age": "years"}).to_csv(table, index=False)
     columns = plateaux.BatchOptions(columns=("years", "income", "is_new"))
-    assert plateaux.predict_files(run, table, tmp_path / "b.csv", batch=columns).failed == 0
+    assert plateaux.predict(run, table, tmp_path / "b.csv", batch=columns).failed == 0
 
 
 def post(url: str, inputs: Any) -> Any:

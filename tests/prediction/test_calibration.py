@@ -4,39 +4,34 @@ from __future__ import annotations
 
 import csv
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from digit_runs import SMALL_MLP, digits_recipe
 from sklearn.metrics import log_loss
 
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.registry import dataset
 from plateaux.core.row_names import MEAN_PROBABILITY, row_name
+from plateaux.deploy.load import load_predictor
+from plateaux.deploy.predict import predict
 from plateaux.ensembles import conformal, selective
 from plateaux.ensembles.temperature import ORDERS, Order, apply
-from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.loading import load
+from plateaux.evaluation.member_outputs import MemberOutputs, error_probability, predict_all
 from plateaux.evaluation.options import EvalOptions
-from plateaux.evaluation.predict import predict
-from plateaux.evaluation.predictions import MemberOutputs, error_probability, predict_all
 from plateaux.evaluation.splits import eval_split
+from plateaux.prediction.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
-RECIPE = {
-    "members": 3,
-    "data": {"name": "digits", "batch_size": 64, "validation_split": 300},
-    "model": {"name": "mlp", "hidden_sizes": [16]},
-    "optimizer": {"lr": 0.1, "momentum": 0.9},
-    "train": {"epochs": 4},
-    "executor": {"threads": 1},
-}
+RECIPE = digits_recipe(members=3, epochs=4, model=SMALL_MLP)
 
 
 pytestmark = pytest.mark.xdist_group("calibration")  # one worker trains the run once
@@ -144,19 +139,21 @@ def test_a_calibration_of_other_weights_is_refused(run: Path, tmp_path: Path) ->
         evaluate_calibration(tmp_path)
     calibrate(run)
     Calibration.read(Run.open(run)).write(Run.open(tmp_path))
-    with pytest.raises(RunError, match="have changed since it was calibrated"):
-        evaluate_calibration(tmp_path)
-    with pytest.raises(RunError, match="have changed since it was calibrated"):
-        predict(tmp_path)
+    refusals = []
+    for function in (evaluate_calibration, partial(predict, split="test"), load_predictor):
+        with pytest.raises(RunError, match="have changed since it was calibrated") as refusal:
+            function(tmp_path)
+        refusals.append(str(refusal.value))
+    assert len(set(refusals)) == 1
 
 
 def test_predictions_without_calibration_are_the_mean_probabilities(tmp_path: Path, log_lines: list[str]) -> None:
     train(Recipe.from_dict(RECIPE), tmp_path)
     log_lines.clear()
-    answers = predict(tmp_path)
+    answers = predict(tmp_path, split="test")
     assert any("not calibrated" in words for words in log_lines)
     x, _ = dataset.get("digits")().test.fetch(torch.arange(599))
-    p = load(tmp_path).predict(x)
+    p = load_predictor(tmp_path).ensemble.predict(x)
     assert answers.label.tolist() == p.argmax(-1).tolist()
     assert np.allclose(answers.probabilities, p.numpy(), atol=1e-6)
     assert np.array_equal(answers.probability, answers.probabilities.max(1))
@@ -171,7 +168,7 @@ def test_predictions_without_calibration_are_the_mean_probabilities(tmp_path: Pa
 
 def test_predictions_are_equal_in_csv_jsonl_and_npz(run: Path, tmp_path: Path) -> None:
     calibrate(run, fit=CalibrationOptions(target_risk=0.02))
-    answers = predict(run, alpha=0.05)
+    answers = predict(run, split="test", alpha=0.05)
     assert answers.prediction_set is not None
     assert answers.abstain is not None
     assert answers.calibrated
@@ -200,12 +197,16 @@ def test_predict_accepts_another_data_set_and_rejects_unknown_options(run: Path,
     calibrate(run)
     assert len(predict(run, split="digits", options=EvalOptions(limit=20))) == 20
     with pytest.raises(RecipeError, match="There is no OOD score called 'smoke'"):
-        predict(run, ood_score="smoke")
+        predict(run, split="test", ood_score="smoke")
     with pytest.raises(RecipeError, match=r"calibrated for 0\.1, 0\.05"):
-        predict(run, alpha=0.2)
+        predict(run, split="test", alpha=0.2)
     log_lines.clear()
-    assert predict(run, options=EvalOptions(members=[0, 1])).prediction_set is None
-    assert any("is for all members" in words for words in log_lines)
+    some = predict(run, split="test", options=EvalOptions(members=[0, 1]))
+    assert (some.prediction_set, some.calibrated) == (None, False)
+    assert some.remark in log_lines
+    assert "is for all members" in some.remark
+    with pytest.raises(RecipeError, match=r"alpha = 0\.1 was given, but .* is for all members"):
+        predict(run, split="test", alpha=0.1, options=EvalOptions(members=[0, 1]))
 
 
 def test_the_default_bound_is_guaranteed_and_a_threshold_without_one_is_warned_about(

@@ -14,7 +14,7 @@ from plateaux.ensembles.cascade import Cascade, CascadeOptions
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.ensembles.temperature import Order, Temperatures, apply
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.predictions import MemberOutputs
+from plateaux.evaluation.member_outputs import MemberOutputs
 from plateaux.models.backbone import common_backbone
 
 

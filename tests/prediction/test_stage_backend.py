@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +13,13 @@ from digit_runs import SMALL_MLP, train_digits
 from torch import nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.registry import dataset
 from plateaux.deploy.load import load_predictor
-from plateaux.deploy.loading import ModuleBackend, query_stages
+from plateaux.deploy.predict import predict
+from plateaux.ensembles.answers import Answers, AnswerSettings, answer_by_members
 from plateaux.ensembles.cascade import Cascade, CascadeOptions
 from plateaux.ensembles.ensemble import Ensemble
-from plateaux.evaluation.calibration import Calibration, CalibrationOptions, calibrate
-from plateaux.evaluation.predict import predict
-from plateaux.storage.run import Run
+from plateaux.prediction.calibration import CalibrationOptions, calibrate
+from plateaux.prediction.load import ModuleBackend
 
 pytestmark = pytest.mark.xdist_group("deployed_cascade")  # one worker trains the run once
 
@@ -31,13 +29,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = train_digits(tmp_path_factory.mktemp("run"), members=4, epochs=3, model=SMALL_MLP)
     calibrate(out, fit=CalibrationOptions(cascade=CascadeOptions(max_harm=0.05), target_risk=0.1))
     return out
-
-
-@pytest.fixture(scope="module")
-def images() -> torch.Tensor:
-    x, _ = dataset.get("digits")().test.fetch(torch.arange(599))
-    assert isinstance(x, torch.Tensor)
-    return x
 
 
 class Counting(nn.Module):
@@ -54,7 +45,7 @@ class Counting(nn.Module):
 
 
 def test_a_predictor_with_a_cascade_gives_the_answers_of_predict(run: Path, images: torch.Tensor) -> None:
-    found, expected = load_predictor(run)(images), predict(run)
+    found, expected = load_predictor(run)(images), predict(run, split="test")
     assert found.members_queried is not None
     assert expected.members_queried is not None
     assert found.members_queried.tolist() == expected.members_queried.tolist()
@@ -97,25 +88,26 @@ def test_members_run_only_on_inputs_that_no_earlier_stage_answered() -> None:
     ]
     members = [Counting(torch.tensor(table)) for table in tables]
     cascade = Cascade(4, (2, 3), 0.7, "harm", 0.01, 0.9, 1000, 0, 2.0)
-    x = torch.tensor([[0.0], [1.0], [2.0], [3.0], [0.0]])
-    logits, queried = query_stages(Ensemble(members), x, cascade)
-    assert queried.tolist() == [2, 4, 4, 3, 2]
+    x = np.array([[0.0], [1.0], [2.0], [3.0], [0.0]], dtype=np.float32)
+    settings = AnswerSettings("variance", cascade=cascade)
+    backend = ModuleBackend(Ensemble(members), settings)
+    found = backend({"x": x})
+    assert found["members_queried"].tolist() == [2, 4, 4, 3, 2]
     assert [member.rows for member in members] == [[5], [5], [3], [2]]
-    assert logits.isnan().any(-1).T.tolist() == [
-        [False, False, True, True],
-        [False] * 4,
-        [False] * 4,
-        [False, False, False, True],
-        [False, False, True, True],
-    ]
-    complete = torch.stack([torch.tensor(table) for table in tables])[:, x[:, 0].long()]
-    assert cascade.members_queried(complete).tolist() == queried.tolist()
+    complete = torch.stack([torch.tensor(table) for table in tables])[:, x[:, 0].astype(int)]
+    queried = cascade.members_queried(complete)
+    assert queried.tolist() == found["members_queried"].tolist()
+    expected = answer_by_members(Answers(settings), complete, queried)
+    for name, values in zip(settings.outputs, expected, strict=True):
+        assert np.array_equal(found[name], values.numpy()), name
     for member in members:
         member.rows.clear()
-    logits, queried = query_stages(Ensemble(members), x[[0, 4]], cascade)
+    backend({"x": x[[0, 4]]})
     assert [member.rows for member in members] == [[2], [2], [], []]
-    query_stages(Ensemble(members), x, Cascade(4, (2,), None, "harm", 0.01, 0.9, 10, 0, 4.0))
+    unused = Cascade(4, (2,), None, "harm", 0.01, 0.9, 10, 0, 4.0)
+    found = ModuleBackend(Ensemble(members), AnswerSettings(cascade=unused))({"x": x})
     assert [member.rows[-1] for member in members] == [5, 5, 5, 5]
+    assert found["members_queried"].tolist() == [4] * 5
 
 
 def test_named_inputs_are_queried_by_rows() -> None:
@@ -127,8 +119,8 @@ def test_named_inputs_are_queried_by_rows() -> None:
     table = torch.tensor([[8.0, 0.0], [0.1, 0.0]])
     members = [Named(table) for _ in range(3)]
     cascade = Cascade(3, (1, 2), 0.9, "harm", 0.01, 0.9, 1000, 0, 2.0)
-    x = {"x": torch.tensor([[0.0], [1.0], [1.0]]), "mask": torch.ones(3, 1)}
-    assert query_stages(Ensemble(members), x, cascade)[1].tolist() == [1, 3, 3]
+    x = {"x": np.array([[0.0], [1.0], [1.0]]), "mask": np.ones((3, 1))}
+    assert ModuleBackend(Ensemble(members), AnswerSettings(cascade=cascade))(x)["members_queried"].tolist() == [1, 3, 3]
     assert [member.rows for member in members] == [[3], [2], [2]]
 
 
@@ -140,9 +132,3 @@ def test_a_score_that_compares_members_needs_two_members(run: Path, tmp_path: Pa
     with pytest.raises(RecipeError, match="compares members"):
         load_predictor(copy, ood_score="mutual_information")
     assert load_predictor(copy, ood_score="energy").ood_score == "energy"
-
-
-def test_the_backend_has_the_cascade_of_the_calibration(run: Path) -> None:
-    backend: Any = load_predictor(run).backend
-    assert isinstance(backend, ModuleBackend)
-    assert backend.settings.cascade == Calibration.read(Run.open(run)).cascade

@@ -16,14 +16,14 @@ from plateaux.core.stats.estimates import mean, proportion
 from plateaux.core.types import Estimate
 from plateaux.ensembles.cascade import Cascade
 from plateaux.ensembles.log_probs import log_probabilities
-from plateaux.evaluation.calibration import Calibration, check_same_weights, without_fitted
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.member_outputs import MemberOutputs, predict_all
 from plateaux.evaluation.ood_sets import Suites, open_suites, skip_missing_data
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
-from plateaux.evaluation.predictions import MemberOutputs, predict_all
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import EvalSplit, eval_splits
+from plateaux.prediction.calibration import Calibration, without_fitted
 from plateaux.storage.run import RunLike
 
 logger = logging.getLogger(__name__)
@@ -54,8 +54,7 @@ def evaluate_cascade(
     """
     options.require("evaluate_cascade", "device", "cache_logits", "no_cache", "corruption_cache")
     evaluator = Evaluator(run, options)
-    calibration = Calibration.read(evaluator.run)
-    check_same_weights(calibration, evaluator)
+    calibration = Calibration.of_weights(evaluator.run)
     if calibration.cascade is None:
         raise RunError(f"{evaluator.run} has no cascade. Run: plateaux calibrate {evaluator.run} --cascade")
     names = [split] if isinstance(split, str) else split

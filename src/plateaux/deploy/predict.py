@@ -1,0 +1,97 @@
+"""`predict`: the answers of a run or a bundle for files, or of a run for a split of its data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import overload
+
+from plateaux.core.errors import RecipeError
+from plateaux.core.progress import Progress, log_messages
+from plateaux.deploy.batch import DEFAULT_BATCH, BatchOptions, BatchResult, predict_files
+from plateaux.deploy.bundle import Bundle
+from plateaux.deploy.load import open_source
+from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
+from plateaux.prediction.predictions import Predictions, check_suffix
+from plateaux.prediction.split_predictions import predict_split
+from plateaux.storage.run import RunLike
+
+
+@overload
+def predict(
+    source: RunLike | Bundle,
+    inputs: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    ood_score: str | None = None,
+    alpha: float | None = None,
+    batch: BatchOptions | None = None,
+    progress: Progress = log_messages,
+) -> BatchResult: ...
+@overload
+def predict(
+    source: RunLike | Bundle,
+    *,
+    split: str,
+    out: str | Path | None = None,
+    ood_score: str | None = None,
+    alpha: float | None = None,
+    options: EvalOptions | None = None,
+    progress: Progress = log_messages,
+) -> Predictions: ...
+def predict(
+    source: RunLike | Bundle,
+    inputs: str | Path | Sequence[str | Path] | None = None,
+    out: str | Path | None = None,
+    *,
+    split: str | None = None,
+    ood_score: str | None = None,
+    alpha: float | None = None,
+    batch: BatchOptions | None = None,
+    options: EvalOptions | None = None,
+    progress: Progress = log_messages,
+) -> Predictions | BatchResult:
+    """Predict inputs and write one row for each, or predict a split; calibrated, if the run is.
+
+    An input that cannot be read has a row with an error. A job that was stopped continues when it is called again.
+    For inputs in memory, use `load_predictor(source)(x)`.
+
+    Args:
+        source: A run, its folder, or its URL; for inputs also a bundle, its folder, or its URL.
+        inputs: Image files, folders, patterns such as `photos/*.jpg`, .npy, .npz, .csv, .tsv, .parquet or .txt files,
+            and URLs of any of these.
+        out: A .csv, .jsonl, .parquet or .npz file; for inputs also a folder that keeps the parts as Parquet. A split
+            needs none.
+        split: Instead of inputs: a split of the run, or the name of another dataset.
+        ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`. None: `max_probability`, or that of
+            the bundle.
+        alpha: Which of the fitted conformal sets to return. None: the first, or that of the bundle.
+        batch: For inputs: columns of tables, device, threads, number of processes, cluster, size of a part.
+        options: For a split: members, limit, device, cache_logits, no_cache.
+        progress: Called with progress events.
+    """
+    if (inputs is None) == (split is None):
+        given = "Neither inputs nor a split were" if inputs is None else f"Both inputs and split = {split!r} were"
+        raise RecipeError(
+            f"{given} given. Give one of them: files, folders, or tables to predict, or a split of the run, such "
+            'as split="test" (--split test)'
+        )
+    if inputs is not None:
+        if out is None:
+            raise RecipeError("inputs were given without out. Give a file to write, or use load_predictor(source)(x)")
+        if options is not None:
+            raise RecipeError("inputs were given with options of a split: members, limit, ... Leave one of them out")
+        return predict_files(source, inputs, Path(out), ood_score, alpha, batch or DEFAULT_BATCH, progress)
+    if batch is not None:
+        raise RecipeError("A split was given with options of inputs: columns, processes, ... Leave one of them out")
+    opened = open_source(source)
+    if isinstance(opened, Bundle):
+        raise RecipeError(f"split = {split!r} was given with a bundle, which has no data. Give inputs, or a run")
+    if out is not None:
+        check_suffix(Path(out))
+    predictions = predict_split(
+        opened, split or "", ood_score or "max_probability", alpha, options or DEFAULT_OPTIONS, progress
+    )
+    if out is not None:
+        predictions.write(Path(out))
+    return predictions

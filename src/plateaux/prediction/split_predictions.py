@@ -1,0 +1,59 @@
+"""Predictions for the samples of a split: class, probability, uncertainty, OOD score, conformal set, abstention."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from plateaux.core.progress import Progress
+from plateaux.core.registry import dataset
+from plateaux.data.summary import class_names
+from plateaux.ensembles.answers import Answers, answer_by_members, is_randomized
+from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.member_outputs import predict_all
+from plateaux.evaluation.options import EvalOptions
+from plateaux.evaluation.splits import eval_split, ood_split
+from plateaux.prediction.cascade_fit import calibrated_log_p
+from plateaux.prediction.load import answer_settings
+from plateaux.prediction.predictions import Predictions
+from plateaux.storage.run import RunLike
+
+logger = logging.getLogger(__name__)
+
+
+def predict_split(
+    run: RunLike, split: str, ood_score: str, alpha: float | None, options: EvalOptions, progress: Progress
+) -> Predictions:
+    """Predict the samples of a split or of another dataset; `plateaux.predict` describes the arguments."""
+    options.require("predict", "members", "limit", "device", "cache_logits", "no_cache")
+    evaluator = Evaluator(run, options)
+    settings, remark = answer_settings(evaluator.run, ood_score, alpha, options.members)
+    is_own = split.split(":")[0] in ("test", "train", "validation", "corrupted") or split not in dataset.names()
+    target = (
+        eval_split(evaluator.recipe, evaluator.data_info, split)
+        if is_own
+        else ood_split(split, "elsewhere", evaluator.components)
+    )
+    if not is_own and (resized := evaluator.split_identity(target).get("resized")):
+        logger.warning("%s: images were resized from %s", split, resized)
+    outputs = predict_all(evaluator, target, progress=progress)
+    randomized = None
+    if settings.conformal is not None and is_randomized(settings.conformal):
+        settings, randomized = replace(settings, conformal=None), settings.conformal
+    queried = None if settings.cascade is None else settings.cascade.members_queried(outputs.logits)
+    compute = Answers(settings)
+    found = compute(outputs.logits) if queried is None else answer_by_members(compute, outputs.logits, queried)
+    answers = dict(zip(settings.outputs, found, strict=True))
+    if settings.temperatures is not None and randomized is not None:
+        log_p = calibrated_log_p(outputs.logits, settings.temperatures, settings.cascade)
+        answers["prediction_set"] = randomized.sets(log_p, outputs.ids)
+    if queried is not None:
+        answers["members_queried"] = queried
+    return Predictions.from_answers(
+        {name: values.numpy() for name, values in answers.items()},
+        class_names(evaluator.data_info.labels, evaluator.data_info.classes),
+        ood_score,
+        settings.temperatures is not None,
+        remark,
+        tuple(str(number) for number in outputs.ids.tolist()),
+    )
