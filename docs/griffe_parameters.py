@@ -183,7 +183,6 @@ MEANINGS = {
     "GradRequest.at": "the weights at which to compute the gradient; the current weights if not given",
     "GradRequest.rows": "the samples to use",
     "GradRequest.local": "use only the samples of this worker",
-    "GradRequest.average": "average the gradient over data-parallel workers",
     "GradRequest.mean_over": "number of samples to divide by",
     "StepContext.size": "number of samples in the batch",
     "StepContext.lr": "current learning rate",

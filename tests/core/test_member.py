@@ -11,7 +11,7 @@ from cases import corner
 from torch import Tensor, nn
 
 from plateaux.core.member import MemberModule
-from plateaux.core.method import Objective, StepContext, plain_gradient
+from plateaux.core.method import GradRequest, Objective, StepContext, plain_gradient
 from plateaux.core.outputs import logits, supports_vmap
 from plateaux.core.tensor_tree import is_finite
 from plateaux.core.types import Batch
@@ -94,7 +94,7 @@ def test_features_are_the_flattened_output_of_a_layer() -> None:
 def test_the_plain_update_returns_the_gradient() -> None:
     walk = plain_gradient({}, StepContext(1, 0.1, 0.1))
     ask = next(walk)
-    assert (ask.at, ask.rows, ask.mean_over, ask.local, ask.average) == (None, None, None, False, None)
+    assert ask == GradRequest()
     gradient = {"w": torch.ones(1)}
     with pytest.raises(StopIteration) as end:
         walk.send(gradient)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from plateaux.config.builders.model import build_member
 from plateaux.core import runtime
 from plateaux.core.errors import RecipeError
 from plateaux.core.member import at_params, preserve_buffers
-from plateaux.core.method import GradRequest, Method, Objective
+from plateaux.core.method import Average, GradRequest, Method, Objective, StepContext, Update
 from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.methods.sam import asam, gsam, sam
@@ -505,6 +506,31 @@ def test_an_update_receives_learning_rate_and_batch_size() -> None:
     member.optimizer.param_groups[0]["lr"] = 0.25
     steps(member, [own.batch])
     assert (contexts[0].size, contexts[0].lr, contexts[0].peak_lr) == (8, 0.25, 1.0)
+
+
+def test_an_average_weights_a_tree_by_the_share_of_the_process_and_is_no_gradient_request() -> None:
+    """Members of a joint loss request the same number of gradients, but any number of averages."""
+    answers: list[TensorTree] = []
+
+    def update(averages: int) -> Update:
+        def update(
+            params: TensorTree, context: StepContext
+        ) -> Generator[GradRequest | Average, TensorTree, TensorTree]:
+            gradient = yield GradRequest()
+            for _ in range(averages):
+                answers.append((yield Average({"value": torch.tensor(4.0)})))
+            return gradient
+
+        return update
+
+    own = corner()
+    states = [
+        make_state(corner().module, Method(Objective(LOSS, gather="members"), update(i)), number=i) for i in (0, 1)
+    ]
+    stats = step(SINGLE_PROCESS, states, [own.batch] * 2, StepOptions(), share=0.25)
+    assert answers == [{"value": torch.tensor(1.0)}]
+    loss = F.cross_entropy(own.module(own.batch.x), own.batch.y).detach()
+    assert float(stats[0].loss) == float(stats[1].loss) == pytest.approx(float(loss))
 
 
 @pytest.mark.cuda

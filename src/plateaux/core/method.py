@@ -67,7 +67,13 @@ class GradRequest:
     rows: Rows | None = None  # only these samples of the batch; the mean is then over them
     mean_over: int | None = None  # divide the sum by this number instead of the number of samples
     local: bool = False  # the samples of this process only: no average over the data axis
-    average: TensorTree | None = None  # instead of a gradient: average this tree over the data axis
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """A request of an update for the average of a tree over the processes of the data axis."""
+
+    tree: TensorTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +87,8 @@ class StepContext:
     min_fraction: float = 1e-9  # a part of the batch below this fraction is empty or too small to be trained on alone
 
 
-Update = Callable[[TensorTree, StepContext], Generator[GradRequest, TensorTree, TensorTree]]
-"""Computes the step of ONE member: a generator that yields requests for gradients and returns the direction."""
+Update = Callable[[TensorTree, StepContext], Generator[GradRequest | Average, TensorTree, TensorTree]]
+"""Computes the step of ONE member: a generator that yields requests and returns the direction."""
 
 
 def plain_gradient(params: TensorTree, context: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from plateaux.core import tensor_tree
 from plateaux.core.errors import PlateauxError, RecipeError, first_line
-from plateaux.core.method import GradRequest, StepContext, Update, plain_gradient
+from plateaux.core.method import Average, GradRequest, StepContext, Update, plain_gradient
 from plateaux.core.types import TensorTree
 
 __all__ = [
@@ -100,16 +100,13 @@ def sam(
     def update(params: TensorTree, context: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
         return (yield from sam_gradient(params, None, local, True))
 
-    def in_groups(params: TensorTree, context: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
-        total: TensorTree | None = None
+    def in_groups(params: TensorTree, context: StepContext) -> Generator[GradRequest | Average, TensorTree, TensorTree]:
+        total: TensorTree = {}
         # Processes may have different numbers of groups, so they communicate only once, at the end.
         for rows, weight in groups(context.size, m or context.size):
             descent = yield from sam_gradient(params, rows, True, False)
-            if total is None:
-                total = tensor_tree.scale(descent, weight)
-            else:
-                total = tensor_tree.add(total, descent, times=weight)
-        return (yield GradRequest(average=total))
+            total = tensor_tree.add(total, descent, times=weight) if total else tensor_tree.scale(descent, weight)
+        return (yield Average(total))
 
     return update if m is None else in_groups
 
@@ -146,13 +143,13 @@ def sam_on_subset(sam_update: Update, *, warmup: Update) -> Update:
     be trained on joins the other part. `warmup` is the update before the first data partition.
     """
 
-    def update(params: TensorTree, context: StepContext) -> Generator[GradRequest, TensorTree, TensorTree]:
+    def update(params: TensorTree, context: StepContext) -> Generator[GradRequest | Average, TensorTree, TensorTree]:
         sam_set = context.sam_set
         if sam_set is None:
             return (yield from warmup(params, context))
         size = max(context.size, 1)
         # Processes that share a batch hold different samples of it, and must yield the same requests.
-        fraction = float((yield GradRequest(average={"fraction": sam_set.sum().double() / size}))["fraction"])
+        fraction = float((yield Average({"fraction": sam_set.sum().double() / size}))["fraction"])
         if fraction < context.min_fraction:
             return (yield from plain_gradient(params, context))
         if fraction > 1 - context.min_fraction:
@@ -167,12 +164,12 @@ def sam_on_subset(sam_update: Update, *, warmup: Update) -> Update:
 
 
 def _on_rows(
-    rows: Tensor, size: int, update: Generator[GradRequest, TensorTree, TensorTree]
-) -> Generator[GradRequest, TensorTree, TensorTree]:
-    """Restrict the requests of an update to some samples."""
+    rows: Tensor, size: int, update: Generator[GradRequest | Average, TensorTree, TensorTree]
+) -> Generator[GradRequest | Average, TensorTree, TensorTree]:
+    """Restrict the gradients that an update requests to some samples."""
     request = next(update)
     while True:
-        result = yield replace(request, rows=rows, mean_over=size)
+        result = yield request if isinstance(request, Average) else replace(request, rows=rows, mean_over=size)
         try:
             request = update.send(result)
         except StopIteration as end:
@@ -211,7 +208,7 @@ def count_gradients(update: Update, size: int) -> int:
 
 
 def trace_requests(update: Update, size: int, sam_set: Tensor | None = None) -> list[GradRequest]:
-    """Return the requests of an update for a batch of `size`, in a dry run with one weight.
+    """Return the gradients that an update requests for a batch of `size`, in a dry run with one weight.
 
     The weight and all gradients are one, since an update may divide by their norm.
     """
@@ -219,10 +216,15 @@ def trace_requests(update: Update, size: int, sam_set: Tensor | None = None) -> 
     requests: list[GradRequest] = []
     try:
         dry_run = update(ones, StepContext(size, lr=1.0, peak_lr=1.0, sam_set=sam_set))
-        requests.append(next(dry_run))
+        request = next(dry_run)
         while True:
-            average = requests[-1].average
-            requests.append(dry_run.send(ones if average is None else average))
+            if isinstance(request, Average):
+                request = dry_run.send(request.tree)
+                continue
+            if not isinstance(request, GradRequest):
+                raise TypeError(f"it yielded {request!r}, but an update yields GradRequest")
+            requests.append(request)
+            request = dry_run.send(ones)
     except StopIteration:
         return requests
     except PlateauxError:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from plateaux.core import tensor_tree
 from plateaux.core.errors import TrainingLoopError
 from plateaux.core.member import at_params, preserve_module_buffers
-from plateaux.core.method import StepContext, Update
+from plateaux.core.method import Average, GradRequest, StepContext, Update
 from plateaux.core.types import TensorTree
 from plateaux.optim import sam as updates
 from plateaux.optim.forward_records import ForwardRecords
@@ -259,7 +259,7 @@ class GradientState:
         with torch.no_grad():
             next(requests)
             try:
-                at = requests.send(gradient).at
+                at = cast(GradRequest, requests.send(gradient)).at
             except StopIteration:  # rho = 0
                 at = None
             factor = _nan_unless_finite(gradient)
@@ -322,8 +322,8 @@ class GradientState:
                 except StopIteration as end:
                     self._finish(params, end.value, factor)
                     return
-            if request.average is not None:
-                answer = self._average(request.average)
+            if isinstance(request, Average):
+                answer = self._average(request.tree)
                 fraction = float(answer["fraction"])
                 remaining = 1 if fraction < smallest else passes + (fraction <= 1 - smallest)
                 continue

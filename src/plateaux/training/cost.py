@@ -69,8 +69,6 @@ def passes_per_step(update: Update, size: int, sam_set: Tensor | None = None) ->
 
 
 def _count_request(request: GradRequest, size: int) -> float:
-    if request.average is not None:
-        return 0.0
     if isinstance(request.rows, slice):
         count = len(range(*request.rows.indices(size)))
     else:

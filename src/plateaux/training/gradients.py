@@ -43,13 +43,8 @@ class GradientComputer:
         All requests must be alike (see `StepRunner`). `cached_outputs` are outputs `[R, B, ...]` of all members
         without gradients, one for each micro-batch, if members are computed one by one.
         """
-        first = requests[positions[0]]
-        if first.average is not None:
-            trees = [requests[i].average or {} for i in positions]
-            averages = [self.executor.all_reduce(tensor_tree.scale(tree, self.share)) for tree in trees]
-            return averages, [StepStats(torch.zeros(()), None) for _ in positions]
         states = [self.states[i] for i in positions]
-        if isinstance(first.rows, slice) and self.executor.is_sharded:
+        if isinstance(requests[positions[0]].rows, slice) and self.executor.is_sharded:
             _reject_synced_batchnorm(states[0].module)
         with ExitStack() as replaced:
             for state, i in zip(states, positions, strict=True):
@@ -111,13 +106,11 @@ class GradientComputer:
         return gradient if request.local else self.executor.all_reduce(gradient)
 
     @torch.no_grad()
-    def outputs_without_grad(self, requests: Requests) -> list[Tensor] | None:
+    def outputs_without_grad(self, requests: Requests) -> list[Tensor]:
         """Return the outputs of all members, one tensor `[R, B, ...]` per micro-batch; buffers do not change.
 
         Members that are offloaded to disk are in memory one at a time, so a joint loss needs the outputs of the others.
         """
-        if next(iter(requests.values())).average is not None:
-            return None
         outputs: list[list[Tensor]] = []
         for i, request in requests.items():
             state = self.states[i]

@@ -8,17 +8,18 @@ takes part in the collectives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.executor import Executor
-from plateaux.core.method import GradRequest, Objective, Rows, StepContext
-from plateaux.core.types import Batch
+from plateaux.core.method import Average, GradRequest, Objective, Rows, StepContext
+from plateaux.core.types import Batch, TensorTree
 from plateaux.optim.sam import min_fraction, trace_requests
 from plateaux.training.forward import ForwardPass, take_rows
 from plateaux.training.gradients import GradientComputer
@@ -100,7 +101,7 @@ class StepRunner:
         stats: dict[int, StepStats] = {}
         for i, state in enumerate(self.states):
             with self.options.resident(state), torch.no_grad():
-                requests[i] = next(updates[i])
+                requests[i] = self._resume(updates[i], None)
         while requests:
             cached_outputs = self.gradients.outputs_without_grad(requests) if one_by_one else None
             next_requests: dict[int, GradRequest] = {}
@@ -113,7 +114,7 @@ class StepRunner:
                         self._record(stats, i, requests[i], member_stats)
                         try:
                             with torch.no_grad():
-                                next_requests[i] = updates[i].send(gradient)
+                                next_requests[i] = self._resume(updates[i], gradient)
                         except StopIteration as end:
                             self.states[i].apply_gradient(end.value)
             if self.forward.is_joint and next_requests and len(next_requests) < len(requests):
@@ -121,13 +122,22 @@ class StepRunner:
             requests = next_requests
         return [stats[i] for i in range(len(self.states))]
 
+    def _resume(
+        self, update: Generator[GradRequest | Average, TensorTree, TensorTree], gradient: TensorTree | None
+    ) -> GradRequest:
+        """Return the next gradient that an update requests; its averages need no other member, so answer them now."""
+        request = next(update) if gradient is None else update.send(gradient)
+        while isinstance(request, Average):
+            share = tensor_tree.scale(request.tree, self.gradients.share)
+            request = update.send(self.executor.all_reduce(share))
+        return request
+
     def join_collectives(self) -> None:
         """Take part in the collectives of a step in which no member of this process is active."""
         for request in trace_requests(self.states[0].method.update, len(self.batches[0])):
-            if request.average is None:
-                batch = take_rows(self.batches[0], request.rows)
-                for micro_batch in self.forward.micro_batches(len(batch)):
-                    self.forward.gather(None, take_rows(batch, micro_batch))
+            batch = take_rows(self.batches[0], request.rows)
+            for micro_batch in self.forward.micro_batches(len(batch)):
+                self.forward.gather(None, take_rows(batch, micro_batch))
 
     def _group_alike(self, requests: dict[int, GradRequest]) -> list[list[int]]:
         """Group requests that one forward pass can answer: all of a joint loss, else those that are alike."""
@@ -140,13 +150,12 @@ class StepRunner:
                 rows = i  # sample positions differ in number between members, so each member needs its own forward pass
             elif rows is not None:
                 rows = rows.start, rows.stop
-            key = (rows, request.average is None)
-            groups.setdefault(key, []).append(i)
+            groups.setdefault(rows, []).append(i)
         return list(groups.values())
 
     def _record(self, stats: dict[int, StepStats], i: int, request: GradRequest, new: StepStats) -> None:
         """Add statistics that were computed at the member's own weights: the whole batch once, or its parts."""
-        if request.at is not None or request.average is not None or (i in stats and request.rows is None):
+        if request.at is not None or (i in stats and request.rows is None):
             return
         size = len(self.batches[i])
         share = 1.0 if request.rows is None else _count_rows(request.rows, size) / max(size, 1)
