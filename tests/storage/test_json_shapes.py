@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from plateaux.core.bounded import Count, Finite
 from plateaux.core.errors import StorageError
+from plateaux.core.ranges import Finite, StoredInt
 from plateaux.storage.json_shapes import parse_json, read_shape
 
 
@@ -20,7 +20,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Whole:
-    samples: Count
+    samples: StoredInt
     parts: tuple[Part, ...] = ()
     by_id: dict[int, Part] = field(default_factory=dict)
 

@@ -1,7 +1,8 @@
-"""Types of numbers in recipes. Each has a smallest and a largest value, which is checked before training.
+"""Types of numbers in recipes and stored files. Each has a range, which pydantic checks where they are read.
 
 A factory annotates its options with them: `def sam(loss: LossFn, *, rho: NonNegative = 0.05)`. The upper limits are far
-above useful values; they keep a misplaced digit from becoming an overflow or an endless loop.
+above useful values; they keep a misplaced digit from becoming an overflow or an endless loop. In a stored file, a
+number is never a string or a boolean.
 """
 
 from __future__ import annotations
@@ -30,3 +31,12 @@ Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER)]
 """A number above 0."""
 Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 """Any number of reasonable size."""
+
+StoredCount = Annotated[int, Field(strict=True, ge=1, lt=1 << 53)]
+"""A number of samples, classes, or pixels in a stored file, at least 1."""
+StoredInt = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
+"""An integer in a stored file, at least 0: a position, or a number of something that may be absent."""
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""A number in a stored file, neither infinite nor NaN."""
+FiniteSeconds = Annotated[float, Field(strict=True, ge=0, lt=1e12)]
+"""A duration in a stored file."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from plateaux.core.bounded import Finite, PositiveCount
 from plateaux.core.errors import DataError, first_line
 from plateaux.core.optional import optional_import
+from plateaux.core.ranges import Finite, StoredCount
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,7 @@ class WordPiece:
     """BERT's tokenizer: lower case, punctuation split off, words divided into the longest known pieces."""
 
     vocabulary: str  # one token per line, in the order of their ids
-    length: PositiveCount  # of the padded or truncated sequences
+    length: StoredCount  # of the padded or truncated sequences
     texts: tuple[str, ...] = ("sentence1", "sentence2")  # names of the texts of a sample: one, or a pair
     outputs: tuple[str, ...] = BERT_INPUTS
 
@@ -54,7 +54,7 @@ class SentencePiece:
 
     pieces: tuple[str, ...]  # in the order of their ids
     scores: tuple[Finite, ...]  # log-probabilities of the pieces
-    length: PositiveCount  # of the padded or truncated sequences
+    length: StoredCount  # of the padded or truncated sequences
     charsmap: str = ""  # SentencePiece's precompiled map of characters, in base64
     texts: tuple[str, ...] = ("sentence1", "sentence2")  # names of the texts of a sample: one, or a pair
     outputs: tuple[str, ...] = BERT_INPUTS
@@ -74,7 +74,7 @@ class TokenizerFile:
     """Any tokenizer of Hugging Face, as the content of its `tokenizer.json`."""
 
     definition: str  # JSON
-    length: PositiveCount  # of the padded or truncated sequences
+    length: StoredCount  # of the padded or truncated sequences
     pad: str  # the token that fills up sequences
     texts: tuple[str, ...] = ("sentence1", "sentence2")  # names of the texts of a sample: one, or a pair
     outputs: tuple[str, ...] = BERT_INPUTS  # those of BERT that the model takes
@@ -96,9 +96,9 @@ Tokenizer = WordPiece | SentencePiece | TokenizerFile
 class ImageSize:
     """The steps of an image processor of Hugging Face: resize, then crop the center."""
 
-    height: PositiveCount  # of the result
-    width: PositiveCount
-    resize: tuple[PositiveCount, PositiveCount] | PositiveCount | None = None  # height and width, or the shorter side
+    height: StoredCount  # of the result
+    width: StoredCount
+    resize: tuple[StoredCount, StoredCount] | StoredCount | None = None  # height and width, or the shorter side
     resample: Resample = "bilinear"
 
 
@@ -106,7 +106,7 @@ class ImageSize:
 class Preprocessing:
     """How raw inputs become samples; the default is not at all."""
 
-    resize: PositiveCount | ImageSize | None = None  # a number: the shorter side, of which the center square is cropped
+    resize: StoredCount | ImageSize | None = None  # a number: the shorter side, of which the center square is cropped
     tokenizer: Tokenizer | None = None
     columns: tuple[str, ...] = ()  # names of the features of a table, in their order
 

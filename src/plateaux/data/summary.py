@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plateaux.core.bounded import Count, Finite
+from plateaux.core.ranges import Finite, StoredInt
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class TensorSummary:
     """The dtype and the range of a tensor, and the shape of one sample; the range is None if it is not finite."""
 
     dtype: str
-    shape: tuple[Count, ...]
+    shape: tuple[StoredInt, ...]
     low: Finite | None
     high: Finite | None
 
@@ -24,10 +24,10 @@ class DataSummary:
 
     inputs: Mapping[str, TensorSummary]  # by name; a single tensor is called "x"
     labels: TensorSummary
-    classes: Count  # of the data set
-    classes_found: Count | None  # distinct labels among the checked ones; None: labels are not class numbers
-    checked_inputs: Count
-    checked_labels: Count
+    classes: StoredInt  # of the data set
+    classes_found: StoredInt | None  # distinct labels among the checked ones; None: labels are not class numbers
+    checked_inputs: StoredInt
+    checked_labels: StoredInt
 
 
 def class_names(labels: Sequence[str], classes: int) -> tuple[str, ...]:

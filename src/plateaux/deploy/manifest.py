@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from plateaux.core.bounded import Count, Finite, PositiveCount
 from plateaux.core.errors import StorageError
+from plateaux.core.ranges import Finite, StoredCount, StoredInt
 from plateaux.prediction.contract import InputContract
 from plateaux.prediction.stage_backend import QUERIED
 from plateaux.storage.digests import DigestError, check_json_digest, with_json_digest
@@ -45,7 +45,7 @@ Dtype = Literal["int64", "float32", "bool"]
 class FileRecord:
     """Size and SHA-256 of one file."""
 
-    bytes: Count
+    bytes: StoredInt
     sha256: Sha256
 
 
@@ -55,7 +55,7 @@ class OutputRecord:
 
     name: str
     dtype: Dtype
-    shape: tuple[Count, ...]
+    shape: tuple[StoredInt, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class SetRule:
     kind: Literal["lac", "aps", "raps"]
     alpha: Finite
     threshold: Finite | None  # None: infinite, every set contains all classes
-    k_reg: Count
+    k_reg: StoredInt
     penalty: Finite
     never_empty: bool
-    samples: Count  # number of samples it was fitted on
+    samples: StoredInt  # number of samples it was fitted on
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class CalibrationRecord:
     order: str
     temperatures: tuple[Finite, ...]
     split: str  # the samples it was fitted on
-    samples: Count
+    samples: StoredInt
     sets: SetRule | None  # None: there are no prediction sets
     max_error_probability: Finite | None  # the graph abstains above it; None: it never does
 
@@ -87,12 +87,12 @@ class CalibrationRecord:
 class CascadeRecord:
     """When an input stops, and what is guaranteed. There is one graph per stage, and one for all members."""
 
-    stages: tuple[PositiveCount, ...]  # numbers of members after which an input may stop, increasing
+    stages: tuple[StoredCount, ...]  # numbers of members after which an input may stop, increasing
     threshold: Finite | None  # the confidence at which it stops; None: every input queries all members
     kind: Literal["harm", "differs"]
     max_harm: Finite
     confidence: Finite
-    samples: Count  # number of samples it was fitted on
+    samples: StoredInt  # number of samples it was fitted on
     queried: Finite  # mean number of members that they needed
 
     def ends(self, members: int) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ class ReferenceScore:
 
     mean: Finite
     std: Finite
-    samples: Count
+    samples: StoredInt
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class MeasuredNumber:
     stderr: Finite | None
     split: str
     data: str
-    samples: Count | None
+    samples: StoredInt | None
     fingerprint: str  # of the samples
 
 
@@ -129,9 +129,9 @@ class GraphCheck:
 
     file: str
     inputs: str  # what it was compared on
-    batch_sizes: tuple[PositiveCount, ...]
+    batch_sizes: tuple[StoredCount, ...]
     max_difference: Finite  # of a probability
-    near_threshold: Count  # decisions that differ, within the tolerance of a threshold
+    near_threshold: StoredInt  # decisions that differ, within the tolerance of a threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Manifest:
 
     contract: InputContract
     outputs: tuple[OutputRecord, ...]
-    members: tuple[Count, ...]  # their numbers in the run
+    members: tuple[StoredInt, ...]  # their numbers in the run
     ood_score: str
     calibration: CalibrationRecord | None
     cascade: CascadeRecord | None  # None: one graph for all members

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from plateaux.core.bounded import Count, Finite
+from plateaux.core.ranges import Finite, StoredInt
 from plateaux.core.row_names import ALL_MEMBERS, MEAN_PROBABILITY, RowName
 from plateaux.deploy.manifest import MeasuredNumber
 from plateaux.storage.json_shapes import read_shape
@@ -25,7 +25,7 @@ class _StoredEstimate:
 class _StoredSamples:
     name: str = ""
     fingerprint: str = ""
-    samples: Count | None = None
+    samples: StoredInt | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ import torch
 
 from plateaux.config.builders.data import eval_batches
 from plateaux.config.recipe import fingerprint
-from plateaux.core.bounded import Count
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.executor import Executor, all_reduce_max
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import NoFeaturesError, OutputFn, features
 from plateaux.core.progress import Progress, WorkDone, log_messages
+from plateaux.core.ranges import StoredInt
 from plateaux.core.row_names import RowName, with_mean_of_members, with_member_ids
 from plateaux.core.runtime import DTYPES
 from plateaux.core.types import Estimate, TensorTree
@@ -261,7 +261,7 @@ class _SoupSelection:
     kind: str
     fingerprint: str
     split: str
-    ids: tuple[Count, ...]
+    ids: tuple[StoredInt, ...]
 
 
 def _describe(identity: Mapping[str, Any], samples: int) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plateaux.core.bounded import Finite
 from plateaux.core.errors import DataError
+from plateaux.core.ranges import Finite
 from plateaux.core.row_names import RowName
 from plateaux.core.stats.estimates import mean_of_paired
 from plateaux.core.types import Estimate

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plateaux.core.bounded import Finite
 from plateaux.core.errors import PlateauxError, RecipeError, RunError, StorageError
 from plateaux.core.metric import Metric
 from plateaux.core.progress import Progress, log_messages
+from plateaux.core.ranges import Finite
 from plateaux.core.row_names import MEAN_PROBABILITY, RowName
 from plateaux.core.stats.estimates import mean, proportion
 from plateaux.core.types import Estimate, derive_seed

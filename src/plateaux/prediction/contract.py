@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from plateaux.core.bounded import Count, Finite, PositiveCount
 from plateaux.core.errors import RunError
+from plateaux.core.ranges import Finite, StoredCount
 from plateaux.data.preprocessing import NO_PREPROCESSING, Preprocessing
 from plateaux.data.summary import TensorSummary
 from plateaux.storage.json_shapes import read_shape
@@ -28,7 +28,7 @@ class InputContract:
     """
 
     inputs: Mapping[str, TensorSummary]  # by name; a single tensor is called "x"
-    classes: PositiveCount
+    classes: StoredCount
     labels: tuple[str, ...]  # names of the classes; empty: they have none
     mean: tuple[Finite, ...] = ()
     std: tuple[Finite, ...] = ()
@@ -68,7 +68,7 @@ class InputContract:
         return set(self.inputs) == {"x"} and self.image_channels in (1, 3, 4)
 
     @property
-    def image_channels(self) -> Count | None:
+    def image_channels(self) -> int | None:
         """The number of channels of an image; None: the input is no image."""
         shape = self.inputs["x"].shape if "x" in self.inputs else ()
         return shape[0] if len(shape) == 3 else None

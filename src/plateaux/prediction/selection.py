@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from plateaux.core.bounded import Count
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.progress import Progress, log_messages
+from plateaux.core.ranges import StoredInt
 from plateaux.ensembles.combine import combine
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.ensembles.log_probs import log_probs
@@ -68,7 +68,7 @@ class EnsembleSelection:
 @dataclass(frozen=True, slots=True)
 class _StoredMember:
     run: str
-    member: Count
+    member: StoredInt
 
 
 @dataclass(frozen=True, slots=True)

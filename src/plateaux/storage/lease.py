@@ -19,9 +19,9 @@ from threading import Event, Thread
 from typing import Any
 from uuid import uuid4
 
-from plateaux.core.bounded import Count, Finite
 from plateaux.core.errors import RunError, StorageError
 from plateaux.core.process_info import host_id
+from plateaux.core.ranges import Finite, StoredInt
 from plateaux.storage.json_shapes import parse_json, read_shape
 from plateaux.storage.remote_fs import RemoteFS
 
@@ -131,7 +131,7 @@ class LeaseOwner:
     owner: str
     until: Finite  # Unix time
     host: str = ""
-    pid: Count = 0
+    pid: StoredInt = 0
     started: str = ""
 
 

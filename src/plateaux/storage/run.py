@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe, diff, fingerprint
-from plateaux.core.bounded import Count, FiniteSeconds
 from plateaux.core.errors import RunError, StorageError
+from plateaux.core.ranges import FiniteSeconds, StoredInt
 from plateaux.storage.backends import open_store
 from plateaux.storage.digests import digest_bytes
 from plateaux.storage.json_shapes import parse_json, read_shape
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 class MemberProgress:
     """The training progress of one member."""
 
-    epoch: Count = 0  # completed epochs
-    step: Count = 0  # completed steps of the current epoch
+    epoch: StoredInt = 0  # completed epochs
+    step: StoredInt = 0  # completed steps of the current epoch
     finished: bool = False
-    checkpoints: tuple[tuple[Count, Count, str], ...] = ()  # (epoch, step, object), newest last
+    checkpoints: tuple[tuple[StoredInt, StoredInt, str], ...] = ()  # (epoch, step, object), newest last
     log_parts: tuple[str, ...] = ()  # objects with parts of the log, in order
     weights: str | None = None  # the object with the weights of the member
     weights_source: str = ""  # description of the weights
     previous_weights: str | None = None  # weights that an older checkpoint still needs
     best: float | None = None
-    best_epoch: Count | None = None
-    epochs_since_best: Count = 0  # validations without improvement
+    best_epoch: StoredInt | None = None
+    epochs_since_best: StoredInt = 0  # validations without improvement
     stop_reason: str = ""  # why training ended before the last epoch
     seconds: FiniteSeconds = 0.0  # training time over all attempts; members that train in one process share it equally
     partition_checkpoint: str | None = None  # state at the first partition, from which another run can branch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from plateaux.config.code import changed_code
 from plateaux.config.recipe import diff
-from plateaux.core.bounded import Count, Finite, PositiveCount
+from plateaux.core.ranges import Finite, StoredCount, StoredInt
 from plateaux.data.preprocessing import NO_PREPROCESSING, Preprocessing
 from plateaux.data.summary import DataSummary
 from plateaux.storage.json_shapes import read_shape
@@ -23,7 +23,7 @@ FORMAT = 3  # version of the layout of a run folder
 class SplitInfo:
     """Number and content hash of the samples of a split."""
 
-    samples: Count
+    samples: StoredInt
     fingerprint: str
 
 
@@ -33,7 +33,7 @@ class UnlabeledInfo:
 
     name: str
     fingerprint: str
-    ids: tuple[Count, ...]
+    ids: tuple[StoredInt, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class DataInfo:
     """Description of a data set: what a model needs to predict, and hashes that identify the samples."""
 
     name: str
-    classes: PositiveCount
-    shape: tuple[Count, ...]
+    classes: StoredCount
+    shape: tuple[StoredInt, ...]
     mean: tuple[Finite, ...]
     std: tuple[Finite, ...]
     labels: tuple[str, ...]
@@ -81,7 +81,7 @@ class AutotuneInfo:
     precision: Literal["fp32", "bf16", "fp16", "fp64"] | None = None
     memory_format: Literal["contiguous", "channels_last"] | None = None
     tried: tuple[Mapping[str, Any], ...] | None = None  # the candidates, with loss and throughput
-    scoring_batch: PositiveCount | None = None  # batch size of the per-sample sharpness scores
+    scoring_batch: StoredCount | None = None  # batch size of the per-sample sharpness scores
 
     @classmethod
     def from_dict(cls, tree: Any, file: object = "autotune.json") -> AutotuneInfo:
@@ -97,11 +97,11 @@ class AutotuneInfo:
 class StoredPartition:
     """What is read from the summary of a data partition, `sam_sets/<epoch>/summary.json`."""
 
-    members: Count
-    without: tuple[Count, ...] = ()  # members that had failed by then and are excluded from the run
+    members: StoredInt
+    without: tuple[StoredInt, ...] = ()  # members that had failed by then and are excluded from the run
     share: tuple[Finite | None, ...] = ()  # fraction of the samples to which each member applies SAM
     overlap: Any = None
-    trained: Count = 0  # number of training samples
+    trained: StoredInt = 0  # number of training samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plateaux.core.bounded import Count, Finite
 from plateaux.core.errors import StorageError
+from plateaux.core.ranges import Finite, StoredInt
 from plateaux.storage.json_shapes import read_shape
 
 FORMAT = 3
@@ -31,9 +31,9 @@ METRIC_CHARACTERS = 60  # of a packed metric without its values
 class PackedMetric:
     """A metric whose description is stored once for all runs."""
 
-    facts: Count
-    hashes: Count
-    rows: Count
+    facts: StoredInt
+    hashes: StoredInt
+    rows: StoredInt
     values: tuple[tuple[Finite | None, ...], ...]
 
 

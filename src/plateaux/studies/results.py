@@ -10,8 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from plateaux.core.bounded import Count, Finite
 from plateaux.core.errors import PlateauxError, RunError
+from plateaux.core.ranges import Finite, StoredInt
 from plateaux.core.row_names import MEAN_OF_MEMBERS, RowName
 from plateaux.core.types import Estimate
 from plateaux.evaluation.metric_specs import get_metrics
@@ -65,9 +65,9 @@ class StoredMetric:
 class _SampleInfo:
     """What is read from the description of a metric's samples."""
 
-    samples: Count = 0
+    samples: StoredInt = 0
     corruption: str = ""
-    severity: Count = 0
+    severity: StoredInt = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class StoredTrial:
 
     run: str
     condition: dict[str, Any]
-    repetition: Count
+    repetition: StoredInt
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from uuid import uuid4
 
 from pydantic import AfterValidator
 
-from plateaux.core.bounded import Count, Finite
 from plateaux.core.errors import Interrupted, StorageError
 from plateaux.core.formatting import hide_folders
 from plateaux.core.process_info import node_id
 from plateaux.core.progress import MemberUpdate, Message, Progress, ProgressEvent
+from plateaux.core.ranges import Finite, StoredInt
 from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.run import Run
 from plateaux.training.jobs import Job, Position
@@ -48,10 +48,10 @@ class JobRecord:
 
     job: str
     kind: str
-    members: tuple[Count, ...]
-    attempt: Count
+    members: tuple[StoredInt, ...]
+    attempt: StoredInt
     start: Position
-    stop: Count
+    stop: StoredInt
     node: str
     pid: int
     started: Finite  # Unix time, as are the two below

@@ -27,11 +27,11 @@ from pydantic import Field
 
 from plateaux.config.builders.trackers import check_trackers, tracker_target
 from plateaux.config.recipe import flatten
-from plateaux.core.bounded import Count
 from plateaux.core.errors import Interrupted, PlateauxError, first_line
 from plateaux.core.executor import Executor
 from plateaux.core.process_info import is_rank_zero, rank_and_world_size
 from plateaux.core.progress import MemberUpdate, ProgressEvent
+from plateaux.core.ranges import StoredInt
 from plateaux.core.tracker import BUILT_IN, TrackedRun, Tracker
 from plateaux.evaluation.results import MetricResult
 from plateaux.loss_landscape.callback import probe_values
@@ -58,7 +58,7 @@ class StoredTracker:
     """What is stored about one member, or the ensemble, in one tracker."""
 
     id: TrackerId | None = None
-    step: Count = 0
+    step: StoredInt = 0
 
 
 class RunTrackers:
