@@ -550,8 +550,8 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('return range(total * rank // ranks, total * (rank + 1) // ranks)', 'return range(total // ranks * rank, total // ranks * (rank + 1))'),
         ('blocks[rank] = block\n', 'pass\n'),
         ('return self.data_rank == 0', 'return True'),
-        ('if self.is_sharded and self._sync_batchnorm:', 'if False:'),
-        ('if batch and self.is_sharded and len(rows):', 'if False:'),
+        ('if self.data_size > 1 and self._sync_batchnorm:', 'if False:'),
+        ('if batch and self.data_size > 1 and len(rows):', 'if False:'),
         ('REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}', 'REDUCE_OPS = {"sum": dist.ReduceOp.MAX, "max": dist.ReduceOp.MAX}'),
     ],
     ("batchnorm", "distributed/sync_batchnorm.py"): [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,11 @@ from plateaux.core.progress import MemberUpdate, Progress, ProgressEvent
 from plateaux.storage.local_store import SCRATCH_PREFIX
 from plateaux.storage.run import Run
 from plateaux.storage.run_info import DataInfo, RunInfo
+from plateaux.storage.store import Store
+from plateaux.training import trainer
 from plateaux.training.checks import check
+from plateaux.training.offload import offload_to_disk
+from plateaux.training.state import TrainState
 from plateaux.training.train import train
 
 CASES = Components(trust=("cases",))
@@ -297,6 +303,32 @@ def test_offloaded_joint_members_are_resident_when_their_weights_are_written(tmp
     offloaded = train(what.replaced(executor={"mode": "offload"}), tmp_path / "offload", **CASES.keywords())
     assert weights(offloaded) == weights(loop)
     assert not list((tmp_path / "offload").glob(f"{SCRATCH_PREFIX}*"))
+
+
+def test_offloaded_joint_members_are_in_memory_one_at_a_time_in_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers: set[int] = set()
+    most = 0
+
+    def counted(scratch: Store) -> Any:
+        load = offload_to_disk(scratch)
+
+        @contextmanager
+        def resident(state: TrainState) -> Iterator[None]:
+            nonlocal most
+            with load(state):
+                numbers.add(state.number)
+                most = max(most, len(numbers))
+                yield
+                numbers.discard(state.number)
+
+        return resident
+
+    monkeypatch.setattr(trainer, "offload_to_disk", counted)
+    what = recipe('method={name="cases:apart"}', "train.epochs=1", 'executor.mode="offload"')
+    train(what, tmp_path / "run", **CASES.keywords())
+    assert most == 1
 
 
 def test_joint_members_fall_back_by_at_most_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

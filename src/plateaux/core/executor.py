@@ -1,4 +1,4 @@
-"""The protocol of an executor: where members are held, and how processes communicate."""
+"""The protocols of an executor: `Collectives` for a step or an evaluation, `Launcher` for jobs."""
 
 from __future__ import annotations
 
@@ -45,27 +45,15 @@ class Failure:
     died: bool = False
 
 
-class Executor(Protocol):
-    """Where members are held, how their outputs are computed and gathered, and how jobs are launched.
+class Collectives(Protocol):
+    """Which members and samples this process works on, how outputs are computed, and how processes exchange tensors.
 
     Processes form a grid of two axes: members are divided over one, the samples of a batch over the other (`data`).
     """
 
-    offloads: bool  # members are kept on disk while they do not train
     device: str | None  # the device of this process; None: the caller chooses
-    is_remote: bool  # jobs run in other processes or on other nodes: they write job records, and locks may be stale
-
-    @property
-    def data_rank(self) -> int:
-        """The position of this process on the data axis."""
-
-    @property
-    def data_size(self) -> int:
-        """The number of processes that share the samples of a batch."""
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether the samples of a batch are divided over several processes: `data_size > 1`."""
+    data_rank: int  # the position of this process on the data axis
+    data_size: int  # the number of processes that share the samples of a batch
 
     def local_members(self, members: int) -> range:
         """Return which of the members `0, ..., members - 1` this process holds."""
@@ -102,14 +90,26 @@ class Executor(Protocol):
     def is_writer(self) -> bool:
         """Return whether this process writes the files of the members that it holds."""
 
+
+class Launcher(Protocol):
+    """How jobs are executed: in this process, in a pool of processes, or on a cluster."""
+
+    offloads: bool = False  # members are kept on disk while they do not train
+    is_remote: bool = False  # jobs run in other processes or nodes: they write job records, and locks may be stale
+
     def launch(self, jobs: Sequence[Any], run_job: JobFn, progress: Progress) -> list[Failure]:
         """Execute jobs, forward their progress events, and return those that failed."""
 
     def close(self) -> None:
         """Release workers and connections that are kept between launches."""
+        return None
 
 
-def all_reduce_max(executor: Executor, value: int) -> int:
-    """Return the maximum of an integer over all processes of an executor."""
+class Executor(Collectives, Launcher, Protocol):
+    """What a factory with `@plateaux.executor` returns."""
+
+
+def all_reduce_max(executor: Collectives, value: int) -> int:
+    """Return the maximum of an integer over all processes."""
     tree = {"value": torch.tensor(value, device=executor.device)}
     return int(executor.all_reduce(tree, "max", group="world")["value"])

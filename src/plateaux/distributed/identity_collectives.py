@@ -14,14 +14,11 @@ from plateaux.core.types import Batch, TensorTree
 
 
 class IdentityCollectives:
-    """The part of an executor that is the same wherever one process holds all members and all samples."""
+    """The collectives wherever one process holds all members and all samples."""
 
-    offloads = False
     device: str | None = None
-    is_remote = False
     data_rank = 0
     data_size = 1
-    is_sharded = False
 
     def local_members(self, members: int) -> range:
         return range(members)
@@ -52,9 +49,6 @@ class IdentityCollectives:
 
     def is_writer(self) -> bool:
         return True
-
-    def close(self) -> None:
-        return None
 
 
 def run_loop(output: OutputFn, modules: Sequence[MemberModule], batches: Sequence[Batch]) -> Tensor:

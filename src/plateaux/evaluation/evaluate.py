@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from typing import Any
 
 from plateaux.core.process_info import is_rank_zero
@@ -47,9 +46,8 @@ def evaluate(
     evaluator = Evaluator(run, options)
     chosen = get_metrics([metrics] if isinstance(metrics, str) else metrics, trust=evaluator.components.trust)
     results: list[MetricResult] = []
-    with closing(evaluator):
-        for target in _targets(evaluator, split):
-            results += evaluator.evaluate(target, chosen, progress=progress)
+    for target in _targets(evaluator, split):
+        results += evaluator.evaluate(target, chosen, progress=progress)
     if is_rank_zero():
         for result in results:
             evaluator.write(result)

@@ -12,7 +12,7 @@ import torch
 from plateaux.config.builders.data import eval_batches
 from plateaux.config.recipe import fingerprint
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.core.executor import Executor, all_reduce_max
+from plateaux.core.executor import Collectives, all_reduce_max
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import NoFeaturesError, OutputFn, features
 from plateaux.core.progress import Progress, WorkDone, log_messages
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 class EvalStream:
     """The outputs of all members on a split, batch by batch."""
 
-    executor: Executor  # reduces what is computed from the batches
+    executor: Collectives  # reduces what is computed from the batches
     batches: Iterator[BatchOutputs]
     metadata: dict[str, Any]  # describes the samples
     samples: int

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from plateaux.core.errors import DataError, PlateauxError, RunError
-from plateaux.core.executor import Executor
+from plateaux.core.executor import Collectives
 from plateaux.core.outputs import logits
 from plateaux.core.tensor_tree import is_finite
 from plateaux.core.types import Batch
@@ -19,7 +19,7 @@ SHOWN_IDS = 5
 
 def require_finite(
     stream: Iterator[BatchOutputs],
-    executor: Executor,
+    executor: Collectives,
     numbers: Sequence[int],
     split: str,
     explain: Callable[[list[int]], str],

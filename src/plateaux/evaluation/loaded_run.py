@@ -11,7 +11,7 @@ import torch
 from plateaux.config.builders.model import build_members, shared_param_names
 from plateaux.config.builders.training import build_executor
 from plateaux.core.errors import RecipeError, RunError
-from plateaux.core.executor import Executor, all_reduce_max
+from plateaux.core.executor import Collectives, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.process_info import local_processes
 from plateaux.core.runtime import FORMATS, autocast, configure_runtime, get_device
@@ -38,7 +38,7 @@ class LoadedRun:
         self.numbers = (
             run.trained_members() if options.members is None else _check_ids(options.members, self.recipe.members)
         )
-        self.executor: Executor = SINGLE_PROCESS
+        self.executor: Collectives = SINGLE_PROCESS
         if options.executor is not None:
             if (name := options.executor.get("name")) not in ("local", "mesh"):
                 raise RecipeError(
@@ -58,10 +58,6 @@ class LoadedRun:
         if components.data is not None:
             check_evaluation_data(components.data, run.info.data.shape, run.info.data.classes)
             check_columns(components.data, () if run.info.preprocessing is None else run.info.preprocessing.columns)
-
-    def close(self) -> None:
-        """Release what the executor holds, such as worker processes."""
-        self.executor.close()
 
     @cached_property
     def data(self) -> DataSplits:

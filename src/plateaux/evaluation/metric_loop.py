@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plateaux.core.executor import Executor, all_reduce_max
+from plateaux.core.executor import Collectives, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import LoopedOutput, NoFeaturesError, OutputFn, features, logits, logits_and_features
@@ -40,7 +40,7 @@ class BatchOutputs:
 
 
 def evaluate_metrics(
-    executor: Executor,
+    executor: Collectives,
     members: Sequence[MemberModule],
     batches: Iterable[Batch],
     metrics: Mapping[str, Metric],
@@ -60,7 +60,7 @@ def compute_rows(metric: Metric, sums: TensorTree) -> dict[RowName, Estimate]:
 
 
 def run_members(
-    executor: Executor, members: Sequence[MemberModule], batches: Iterable[Batch], outputs: Sequence[OutputFn]
+    executor: Collectives, members: Sequence[MemberModule], batches: Iterable[Batch], outputs: Sequence[OutputFn]
 ) -> Iterator[BatchOutputs]:
     """Run every member on every batch; logits and features come from the same forward pass."""
     width = done = 0
@@ -76,7 +76,7 @@ def run_members(
 
 
 def _run_batch(
-    executor: Executor, members: Sequence[MemberModule], batch: Batch, outputs: Sequence[OutputFn], width: int
+    executor: Collectives, members: Sequence[MemberModule], batch: Batch, outputs: Sequence[OutputFn], width: int
 ) -> Iterator[tuple[OutputFn, Tensor]]:
     both = features in outputs
     if both:
@@ -100,7 +100,7 @@ def _logits_then_features(width: int) -> OutputFn:
     return LoopedOutput(output)  # hooks do not run inside vmap's functional call
 
 
-def _max_feature_width(executor: Executor, members: Sequence[MemberModule], batch: Batch) -> int:
+def _max_feature_width(executor: Collectives, members: Sequence[MemberModule], batch: Batch) -> int:
     """Return the largest feature width of any member; a member without features is an error in every process."""
     width, problem = 0, None
     for member in members:
@@ -115,7 +115,7 @@ def _max_feature_width(executor: Executor, members: Sequence[MemberModule], batc
 
 @torch.no_grad()
 def accumulate(
-    executor: Executor,
+    executor: Collectives,
     stream: Iterable[BatchOutputs],
     metrics: Mapping[str, Metric],
     subsets: Sequence[MemberSubset | None] = (None,),
@@ -174,7 +174,7 @@ class MetricState:
             self.total[name] = stored = _grow(stored, end, max(self.expected, len(stored) * 3 // 2))
             stored[start:end] = values
 
-    def reduced(self, executor: Executor, samples: int) -> TensorTree:
+    def reduced(self, executor: Collectives, samples: int) -> TensorTree:
         """Return the sums over all processes."""
         if self.metric.reduce == "sum":
             device = next((t.device for t in self.total.values() if t.device.type != "cpu"), torch.device("cpu"))

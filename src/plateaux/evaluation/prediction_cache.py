@@ -19,7 +19,7 @@ from torch import Tensor
 
 from plateaux.config.recipe import fingerprint
 from plateaux.core.errors import StorageError
-from plateaux.core.executor import Executor
+from plateaux.core.executor import Collectives
 from plateaux.core.metric import Metric
 from plateaux.core.outputs import OutputFn, features, logits
 from plateaux.core.process_info import is_rank_zero
@@ -125,7 +125,7 @@ class PredictionWriter:
     _rows: MetricState | None = field(default=None)
     _is_off: bool = False
 
-    def record(self, stream: Iterator[BatchOutputs], executor: Executor) -> Iterator[BatchOutputs]:
+    def record(self, stream: Iterator[BatchOutputs], executor: Collectives) -> Iterator[BatchOutputs]:
         """Yield the batches of the stream; write the cache after the last one."""
         for batch in stream:
             self._add(batch)

@@ -31,7 +31,7 @@ from plateaux.config.builders.model import build_backbone
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import Recipe, fingerprint
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.core.executor import Executor, all_reduce_max
+from plateaux.core.executor import Collectives, all_reduce_max
 from plateaux.core.process_info import is_rank_zero, rank_and_world_size
 from plateaux.core.runtime import FORMATS
 from plateaux.core.types import Batch, Inputs, derive_seed
@@ -298,7 +298,7 @@ def cache_dir(recipe: Recipe) -> str:
     return recipe.run.feature_cache or str(Path(root) / "features")
 
 
-def prepare_features(sources: Iterable[Source], executor: Executor, *, ids: Tensor | None = None) -> int:
+def prepare_features(sources: Iterable[Source], executor: Collectives, *, ids: Tensor | None = None) -> int:
     """Compute the missing features of these sources, or of the samples `ids`, and return the number of samples.
 
     All processes of the executor share the work. If another run builds the same features, this waits for it.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from plateaux.config.builders.data import bn_update_batches
-from plateaux.core.executor import Executor
+from plateaux.core.executor import Collectives
 from plateaux.core.method import Method
 from plateaux.core.runtime import autocast
 from plateaux.data.sources import DataSplits
@@ -28,7 +28,7 @@ class Checkpointer:
     """Saves and loads the state of members; a checkpoint is valid once `progress.json` names it."""
 
     def __init__(
-        self, run: Run, data: DataSplits, job: Job, method: Method, executor: Executor, device: torch.device
+        self, run: Run, data: DataSplits, job: Job, method: Method, executor: Collectives, device: torch.device
     ) -> None:
         self.run, self.data, self.job, self.method, self.executor = run, data, job, method, executor
         self.recipe, self.device = run.recipe, device

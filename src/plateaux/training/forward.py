@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plateaux.core.executor import Executor
+from plateaux.core.executor import Collectives
 from plateaux.core.member import MemberModule
 from plateaux.core.method import Objective, Rows
 from plateaux.core.runtime import autocast, fork_rng
@@ -36,7 +36,7 @@ class ForwardResult:
 class ForwardPass:
     """Computes outputs and losses of members on this process's share of a batch."""
 
-    executor: Executor
+    executor: Collectives
     objective: Objective
     options: StepOptions
     first_row: int | None = None  # row of the first member held here, if not all members are active
@@ -92,7 +92,7 @@ class ForwardPass:
         """
         full_batch = self.objective.gather == "batch"
         parts = [torch.empty(0, device=self.options.device) if own is None else own]
-        if full_batch and self.objective.extra_inputs and self.executor.is_sharded:
+        if full_batch and self.objective.extra_inputs and self.executor.data_size > 1:
             size = len(batch)
             parts = parts * 2 if own is None else [own[:, :size], own[:, size:]]
         gathered = [self._all_gather(part, batch=full_batch) for part in parts]
@@ -110,7 +110,7 @@ class ForwardPass:
 
         Processes that share a batch must split it equally often, because a forward pass may contain collectives.
         """
-        count, is_sharded = self.options.gradient_accumulation_steps, self.executor.is_sharded
+        count, is_sharded = self.options.gradient_accumulation_steps, self.executor.data_size > 1
         if count == 1 or (size <= 1 and not is_sharded):
             return [None]
         length = -(-size // count)

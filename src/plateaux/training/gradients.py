@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
-from plateaux.core.executor import Executor
+from plateaux.core.executor import Collectives
 from plateaux.core.member import at_params, preserve_buffers
 from plateaux.core.method import GradRequest
 from plateaux.core.types import Batch, TensorTree
@@ -26,7 +26,7 @@ class GradientComputer:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: Collectives,
         forward: ForwardPass,
         states: Sequence[TrainState],
         batches: Sequence[Batch],
@@ -44,7 +44,7 @@ class GradientComputer:
         without gradients, one for each micro-batch, if members are computed one by one.
         """
         states = [self.states[i] for i in positions]
-        if isinstance(requests[positions[0]].rows, slice) and self.executor.is_sharded:
+        if isinstance(requests[positions[0]].rows, slice) and self.executor.data_size > 1:
             _reject_synced_batchnorm(states[0].module)
         with ExitStack() as replaced:
             for state, i in zip(states, positions, strict=True):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from plateaux.config.builders.data import eval_batches
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DivergedError, Interrupted, RunError
-from plateaux.core.executor import Executor, all_reduce_max
+from plateaux.core.executor import Collectives, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.method import AssignFn, DataPartition
 from plateaux.core.progress import MemberUpdate, Message, Progress, SamplesPartitioned, log_messages
@@ -62,7 +62,7 @@ class SharpnessScorer:
     run: Run
     data: DataSplits
     ids: Tensor  # of the training samples
-    executor: Executor
+    executor: Collectives
     device: torch.device
     progress: Progress = log_messages
     is_stopped: Callable[[], bool] = lambda: False  # called after every batch; equal in all processes

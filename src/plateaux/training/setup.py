@@ -14,7 +14,7 @@ from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.config.schema import member_value
 from plateaux.core.errors import RecipeError
-from plateaux.core.executor import Executor
+from plateaux.core.executor import Collectives
 from plateaux.core.member import pruning_masks
 from plateaux.core.outputs import supports_vmap
 from plateaux.core.runtime import FORMATS, param_dtype
@@ -31,7 +31,7 @@ def build_train_states(
     experiment: Experiment,
     data: DataSplits,
     numbers: Sequence[int],
-    executor: Executor,
+    executor: Collectives,
     *,
     device: torch.device,
     steps: int,
@@ -55,12 +55,12 @@ def build_train_states(
     ]
 
 
-def _cached_backbone(recipe: Recipe, data: DataSplits, executor: Executor, device: torch.device) -> Backbone | None:
+def _cached_backbone(recipe: Recipe, data: DataSplits, executor: Collectives, device: torch.device) -> Backbone | None:
     """Return the backbone of the feature cache if the members can use it too, so that a process holds it once.
 
     Members of another dtype or on another device need a copy; LoRA and synchronized BatchNorm change their backbone.
     """
-    if not isinstance(data.train, FeatureSource) or recipe.model.lora is not None or executor.is_sharded:
+    if not isinstance(data.train, FeatureSource) or recipe.model.lora is not None or executor.data_size > 1:
         return None
     is_same = param_dtype(recipe.train.precision) == torch.float32 and data.train.spec.device == device
     return data.train.backbone if is_same else None
@@ -76,7 +76,7 @@ def _build_train_state(
     experiment: Experiment,
     number: int,
     module: nn.Module,
-    executor: Executor,
+    executor: Collectives,
     *,
     device: torch.device,
     steps: int,

@@ -129,7 +129,8 @@ class StepOptions:
     precision: str = "fp32"
     device: torch.device = CPU
     gradient_accumulation_steps: int = 1
-    resident: Callable[[TrainState], AbstractContextManager[Any]] = lambda _: nullcontext()  # loads an offloaded member
+    offloads: bool = False  # members are on disk, and one at a time is loaded by `resident`
+    resident: Callable[[TrainState], AbstractContextManager[Any]] = lambda _: nullcontext()
     members: int | None = None  # in all processes; None: only those that are passed to the step
     shared_lr_schedulers: tuple[SharedLRScheduler, ...] = ()
     is_independent: bool = False  # other processes train no other member at the same time

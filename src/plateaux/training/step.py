@@ -17,7 +17,7 @@ from torch import Tensor
 
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
-from plateaux.core.executor import Executor
+from plateaux.core.executor import Collectives
 from plateaux.core.method import Average, GradRequest, Objective, Rows, StepContext
 from plateaux.core.types import Batch, TensorTree
 from plateaux.optim.sam import min_fraction, trace_requests
@@ -27,7 +27,7 @@ from plateaux.training.state import INACTIVE, StepOptions, StepStats, TrainState
 
 
 def step(
-    executor: Executor,
+    executor: Collectives,
     states: Sequence[TrainState],
     batches: Sequence[Batch],
     options: StepOptions,
@@ -60,7 +60,7 @@ def step(
 
 
 def _active_members(
-    executor: Executor, objective: Objective, members: int, seed: int, local_count: int
+    executor: Collectives, objective: Objective, members: int, seed: int, local_count: int
 ) -> tuple[Sequence[int], int | None]:
     """Return the positions of the local members that are active, and how many active members precede them.
 
@@ -81,7 +81,7 @@ class StepRunner:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: Collectives,
         states: Sequence[TrainState],
         batches: Sequence[Batch],
         options: StepOptions,
@@ -95,7 +95,7 @@ class StepRunner:
 
     def run(self) -> list[StepStats]:
         """Run the update of every member to its end, and apply the gradients that they return."""
-        one_by_one = self.executor.offloads and len(self.states) > 1
+        one_by_one = self.options.offloads and len(self.states) > 1
         updates = [state.method.update(state.params, self._context(i)) for i, state in enumerate(self.states)]
         requests: dict[int, GradRequest] = {}
         stats: dict[int, StepStats] = {}

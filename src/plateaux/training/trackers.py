@@ -28,7 +28,7 @@ from pydantic import Field
 from plateaux.config.builders.trackers import check_trackers, tracker_target
 from plateaux.config.recipe import flatten
 from plateaux.core.errors import Interrupted, PlateauxError, first_line
-from plateaux.core.executor import Executor
+from plateaux.core.executor import Collectives
 from plateaux.core.process_info import is_rank_zero, rank_and_world_size
 from plateaux.core.progress import MemberUpdate, ProgressEvent
 from plateaux.core.ranges import StoredInt
@@ -270,7 +270,7 @@ def stored_epochs(run: Run, member: int) -> dict[int, dict[str, float]]:
 
 
 @contextmanager
-def track(run: Run, executor: Executor) -> Iterator[RunTrackers]:
+def track(run: Run, executor: Collectives) -> Iterator[RunTrackers]:
     """Start the trackers of a run, if this process owns some, and close them when the block ends."""
     trackers = RunTrackers(run, run.recipe.run.trackers if executor.is_writer() else ())
     status: Status = "failed"

@@ -22,7 +22,7 @@ from plateaux.config.components import Components, Model
 from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, Interrupted, PlateauxError, RecipeError, RunError
-from plateaux.core.executor import Executor, Failure, all_reduce_max
+from plateaux.core.executor import Collectives, Executor, Failure, all_reduce_max
 from plateaux.core.method import LossFn
 from plateaux.core.process_info import is_rank_zero
 from plateaux.core.progress import Message, Progress, ProgressEvent, log_messages
@@ -173,7 +173,7 @@ def _run_jobs(run: Run, executor: Executor, run_job: JobRunner, progress: Progre
     return failed_jobs
 
 
-def _union(executor: Executor, members: set[int], total: int) -> set[int]:
+def _union(executor: Collectives, members: set[int], total: int) -> set[int]:
     """Return the members that any process names; all processes have written their files when this returns."""
     named = torch.zeros(total, dtype=torch.int64, device=executor.device)
     named[list(members)] = 1
@@ -183,7 +183,7 @@ def _union(executor: Executor, members: set[int], total: int) -> set[int]:
 def _open(
     experiment: Experiment,
     out: str | Path,
-    executor: Executor,
+    executor: Collectives,
     progress: Progress,
     *,
     accept_changes: bool,
@@ -211,7 +211,7 @@ def _open(
     return replace(Run.open(out), experiment=experiment)
 
 
-def _prepare_features(run: Run, executor: Executor) -> None:
+def _prepare_features(run: Run, executor: Collectives) -> None:
     """Compute the backbone features that training reads. The backbone is freed; a job holds its own."""
     if run.recipe.model.cache_features:
         data = with_cached_features(run.resolved_recipe(), run.experiment.training_data, run.components)
@@ -236,7 +236,7 @@ def _combine_failures(failures: list[Failure]) -> PlateauxError:
     )
 
 
-def _clean_up(run: Run, executor: Executor) -> None:
+def _clean_up(run: Run, executor: Collectives) -> None:
     """Delete checkpoints of a finished run, unless the recipe keeps them, and partial files of killed processes."""
     if is_rank_zero():
         for number, status in enumerate(run.all_progress()):

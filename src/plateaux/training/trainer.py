@@ -149,7 +149,8 @@ class Trainer:
             outputs = frozen_outputs(self.finished_members, self.method.objective.output, self.recipe, self.device)
             options = replace(options, frozen_outputs=outputs)
         if self.executor.offloads and len(self.members) > 1:
-            options = replace(options, resident=offload_to_disk(stack.enter_context(self.run.store.scratch())))
+            resident = offload_to_disk(stack.enter_context(self.run.store.scratch()))
+            options = replace(options, offloads=True, resident=resident)
             for member in self.members:  # also those that are inactive in the first steps
                 with options.resident(member.state):
                     pass
@@ -215,9 +216,9 @@ class Trainer:
 
     def _add_up(self, epoch: int, done: int) -> None:
         """Add up pending losses; remove members that diverged, or raise if others depend on them."""
-        may_read = not self.executor.is_sharded  # else all processes would have to read the batches again
+        may_read = not self.executor.data_size > 1  # else all processes would have to read the batches again
         for member, error in self.logger.add_up(self.members, epoch, done, check_inputs=may_read):
-            if self.method.is_joint or self.executor.is_sharded:  # all processes of a member must stop together
+            if self.method.is_joint or self.executor.data_size > 1:  # all processes of a member must stop together
                 raise error
             self.diverged.append(error)
             self.members.remove(member)

@@ -46,7 +46,7 @@ def test_the_local_executor_holds_all_members_and_collectives_are_the_identity()
     assert here.all_gather(rows, batch=True) is rows
     assert here.all_reduce(tree) is tree
     assert (here.shard(9), all_reduce_max(here, 2), here.is_writer()) == (slice(0, 9), 2, True)
-    assert (here.data_rank, here.data_size, here.is_sharded) == (0, 1, False)
+    assert (here.data_rank, here.data_size) == (0, 1)
     here.barrier()
     here.setup_module(nn.Linear(1, 1))
 
@@ -188,7 +188,7 @@ def operations_here() -> dict[str, Any]:
     largest = executor.all_reduce(mixed, "max")
     assert torch.equal(largest["w"], torch.full((2, 2), 2.0))
     assert float(executor.all_reduce(mixed, group="world")["n"]) == 20.0
-    assert (executor.data_rank, executor.data_size, executor.is_sharded) == (copy, 2, True)
+    assert (executor.data_rank, executor.data_size) == (copy, 2)
     executor.barrier()
     return {
         "rows": list(held),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import RecipeError, first_line
-from plateaux.core.executor import Failure, JobFn
+from plateaux.core.executor import Executor, Failure, JobFn, Launcher
 from plateaux.core.member import MemberModule
 from plateaux.core.outputs import OutputFn, supports_vmap
 from plateaux.core.progress import Progress
@@ -19,7 +19,7 @@ from plateaux.distributed.identity_collectives import IdentityCollectives, run_l
 from plateaux.distributed.process_pool import run_pool, run_sequentially
 
 
-class LocalExecutor(IdentityCollectives):
+class LocalExecutor(IdentityCollectives, Launcher):
     """One process holds all members; jobs run in it or in a pool of processes."""
 
     def __init__(
@@ -70,7 +70,7 @@ def local(
     processes: int = 1,
     devices: tuple[str, ...] = (),
     randomness: Literal["error", "different"] = "error",
-) -> LocalExecutor:
+) -> Executor:
     """This machine: members run in a loop, stacked with vmap, or offloaded to disk in turn."""
     return LocalExecutor(mode, processes, devices, randomness)
 

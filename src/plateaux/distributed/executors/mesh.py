@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -13,15 +13,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.executor import Failure, JobFn
-from plateaux.core.member import MemberModule
-from plateaux.core.outputs import OutputFn
+from plateaux.core.executor import Executor, Failure, JobFn, Launcher
 from plateaux.core.process_info import local_processes
 from plateaux.core.progress import Progress
 from plateaux.core.registry import executor
 from plateaux.core.runtime import get_device
-from plateaux.core.types import Batch, TensorTree
-from plateaux.distributed.identity_collectives import run_loop
+from plateaux.core.types import TensorTree
+from plateaux.distributed.identity_collectives import IdentityCollectives
 from plateaux.distributed.process_pool import run_sequentially
 from plateaux.distributed.sync_batchnorm import convert_sync_batchnorm
 
@@ -40,33 +38,22 @@ DTYPES = [
 ]
 
 
-class MeshExecutor:
+class MeshExecutor(IdentityCollectives, Launcher):
     """Members are divided over the axis `member`, the samples of a batch over the axis `data`."""
-
-    offloads = False
-    is_remote = False
 
     def __init__(self, mesh: DeviceMesh, sync_batchnorm: bool, device: str) -> None:
         self._members = mesh.get_group("member")
         self._data = mesh.get_group("data")
         self._member_rank, self._member_size = mesh.get_local_rank("member"), mesh.size(0)
         self.data_rank, self.data_size = mesh.get_local_rank("data"), mesh.size(1)
-        self.is_sharded = self.data_size > 1
         self._sync_batchnorm = sync_batchnorm
         self.device = device
 
     def local_members(self, members: int) -> range:
         return _block(members, self._member_rank, self._member_size)
 
-    def groups(self, architectures: Sequence[Hashable], *, is_joint: bool) -> list[list[int]]:
-        positions = list(range(len(architectures)))
-        return [positions] if is_joint else [[position] for position in positions]
-
-    def map_members(self, output: OutputFn, modules: Sequence[MemberModule], batches: Sequence[Batch]) -> Tensor:
-        return run_loop(output, modules, batches)
-
     def all_gather(self, rows: Tensor, *, batch: bool = False, own_member_only: bool = False) -> Tensor:
-        if batch and self.is_sharded and len(rows):  # without members here, there are none on the data axis either
+        if batch and self.data_size > 1 and len(rows):  # without members here, there are none on the data axis either
             rows = _gather(rows, self._data, self.data_size, self.data_rank, axis=1)
         if own_member_only or self._member_size == 1:
             return rows
@@ -75,7 +62,7 @@ class MeshExecutor:
     def all_reduce(
         self, tree: TensorTree, op: Literal["sum", "max"] = "sum", *, group: Literal["data", "world"] = "data"
     ) -> TensorTree:
-        if group == "data" and not self.is_sharded:
+        if group == "data" and self.data_size == 1:
             return tree
         reduced: TensorTree = {}
         for names in _buckets(tree):
@@ -86,7 +73,7 @@ class MeshExecutor:
         return {name: reduced[name] for name in tree}
 
     def barrier(self) -> None:
-        device = torch.device(self.device)
+        device = torch.device(self.device or "cpu")
         dist.barrier(device_ids=[device.index or 0] if device.type == "cuda" else None)
 
     def shard(self, batch: int) -> slice:
@@ -94,7 +81,7 @@ class MeshExecutor:
         return slice(block.start, block.stop)
 
     def setup_module(self, module: nn.Module) -> None:
-        if self.is_sharded and self._sync_batchnorm:
+        if self.data_size > 1 and self._sync_batchnorm:
             convert_sync_batchnorm(module, self._data)
 
     def is_writer(self) -> bool:
@@ -103,12 +90,9 @@ class MeshExecutor:
     def launch(self, jobs: Sequence[Any], run_job: JobFn, progress: Progress) -> list[Failure]:
         return run_sequentially(jobs, run_job, progress, device=self.device, processes=local_processes())
 
-    def close(self) -> None:
-        return None
-
 
 @executor
-def mesh(*, data_parallel: int = 1, sync_batchnorm: bool = True, devices: tuple[str, ...] = ()) -> MeshExecutor:
+def mesh(*, data_parallel: int = 1, sync_batchnorm: bool = True, devices: tuple[str, ...] = ()) -> Executor:
     """A mesh of torch.distributed processes: members on one axis, the samples of a batch on the other."""
     if "RANK" not in os.environ:
         raise RecipeError(

@@ -8,17 +8,17 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.executor import ExecutorJob, Failure, JobFn
+from plateaux.core.executor import Executor, ExecutorJob, Failure, JobFn, Launcher
 from plateaux.core.progress import Progress
 from plateaux.core.registry import executor
-from plateaux.distributed.executors.mesh import MeshExecutor, mesh
+from plateaux.distributed.executors.mesh import mesh
 from plateaux.distributed.identity_collectives import IdentityCollectives
 
 if TYPE_CHECKING:
     from plateaux.distributed.ray_pool import RayWorkerPool
 
 
-class RayExecutor(IdentityCollectives):
+class RayExecutor(IdentityCollectives, Launcher):
     """Plans jobs in this process and executes them on the cluster.
 
     In a process of the cluster that has a job to itself, it is an executor of one process.
@@ -47,12 +47,6 @@ class RayExecutor(IdentityCollectives):
         self._pool = None
         if self._owns_connection:
             ray_cluster.disconnect()
-
-    def max_workers(self) -> int:
-        """Return how many processes of a job's size the cluster has room for now."""
-        from plateaux.distributed import ray_cluster
-
-        return ray_cluster.max_workers(self._connected_pool().resources)
 
     def map_reduce(
         self,
@@ -97,7 +91,7 @@ def ray(
     processes: int = 1,
     data_parallel: int = 1,
     sync_batchnorm: bool = True,
-) -> RayExecutor | MeshExecutor:
+) -> Executor:
     """A Ray cluster: jobs survive lost processes and nodes; jobs of joint methods run on a mesh there."""
     if processes > data_parallel and processes % data_parallel:
         raise RecipeError(
