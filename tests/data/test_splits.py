@@ -13,9 +13,9 @@ from plateaux.config.builders.data import build_data, build_loader, train_val_sp
 from plateaux.config.experiment import Experiment
 from plateaux.core.errors import RecipeError
 from plateaux.data.splits import bootstrap
-from plateaux.training import trainer
 from plateaux.training.checks import check
 from plateaux.training.cost import count_passes
+from plateaux.training.loop import trainer
 from plateaux.training.train import train
 
 

@@ -49,8 +49,8 @@ from plateaux.storage.run import Run
 from plateaux.studies.results import read_results
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
-from plateaux.training import trainer
 from plateaux.training.job_records import JobRecord, load_records
+from plateaux.training.loop import trainer
 
 ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "plateaux[ray]"')
 

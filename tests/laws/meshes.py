@@ -168,7 +168,7 @@ def broken(sabotage: str) -> Iterator[None]:
             yield
         return
     from plateaux.distributed.executors import mesh
-    from plateaux.training.forward import ForwardPass
+    from plateaux.training.loop.forward import ForwardPass
 
     gather, losses = mesh._gather, ForwardPass.losses
     if sabotage == "others live":

@@ -27,14 +27,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "joint methods": ("methods/test_joint_methods.py",),
     "updates": ("optim/test_sam.py",),
     "custom loops": ("optim/test_sharpness_aware.py", "optim/test_sharpbalance_loop.py"),
-    "averaging": ("training/test_averaged_weights.py",),
+    "averaging": ("training/loop/test_averaged_weights.py",),
     "scores": ("optim/test_sample_scores.py",),
     "gradient norms": ("optim/test_grad_norms.py",),
     "tensor trees": ("core/test_tensor_tree.py",),
     "step": (
-        "training/test_step.py",
+        "training/loop/test_step.py",
         "optim/test_sam.py",
-        "training/test_averaged_weights.py",
+        "training/loop/test_averaged_weights.py",
         "training/test_train.py",
         "laws/test_golden.py",
         "laws/test_executors_agree.py::test_offload_equals_the_loop_bit_for_bit",
@@ -93,9 +93,9 @@ TESTS: dict[str, tuple[str, ...]] = {
         )
     ),
     "pruning": ("models/test_pruning.py",),
-    "checkpoint": ("training/test_checkpoint.py",),
+    "checkpoint": ("training/loop/test_checkpointer.py",),
     "modes": (
-        "training/test_averaged_weights.py",
+        "training/loop/test_averaged_weights.py",
         "training/test_partition.py::test_samples_are_scored_in_evaluation_mode",
     ),
     "local executor": ("distributed/executors/test_executors.py",),
@@ -173,7 +173,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('1.0 / self.count)', '1.0 / (self.count + 1))'),
         ('return tensor.is_floating_point() or tensor.is_complex()', 'return True'),
     ],
-    ("averaging", "training/averaged_weights.py"): [
+    ("averaging", "training/loop/averaged_weights.py"): [
         ('        update_bn(state.module, batches(), forward)\n', ''),
         ('tensor_tree.write(state.buffers, {**state.buffers, **average.tree})', 'pass'),
     ],
@@ -212,7 +212,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('return torch.stack([x.sum() for x in torch._foreach_mul(_list(a), _like(a, b))]).sum()', 'return torch.stack([x.sum() for x in torch._foreach_mul(_list(a), _list(a))]).sum()'),
         ('return not tensors or bool(torch.isfinite(torch.stack(torch._foreach_norm(list(tensors)))).all())', 'return not tensors or bool(torch.isfinite(torch.stack(torch._foreach_norm(list(tensors)))).any())'),
     ],
-    ("step", "training/gradients.py"): [
+    ("step", "training/loop/gradients.py"): [
         ('gradient[name].mul_(mask)', 'pass'),
         ('gradient = tensor_tree.scale(gradient, 1.0 / state.scaler.scale)', 'pass'),
         ('sizes = [requests[i].mean_over or max(len(batch), 1)', 'sizes = [max(len(batch), 1)'),
@@ -221,14 +221,14 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('at_params(state.params, requests[i].at, buffers=state.buffers)', 'at_params(state.params, requests[i].at)'),
         ('                preserve_buffers(state.buffers),\n', ''),
     ],
-    ("step", "training/state.py"): [
+    ("step", "training/loop/state.py"): [
         ('nn.utils.clip_grad_norm_(self.params.values(), self.max_grad_norm)', 'pass'),
         ('self.scale = max(self.scale / 2, 1.0)', 'self.scale = max(self.scale * 2, 1.0)'),
         ('self.params[name].mul_(mask)', 'pass'),
         ('self.loss = self.loss + losses.mean() * share', 'self.loss = self.loss + losses.mean()'),
         ('self.average.add({**self.params, **self.buffers})', 'self.average.add({**self.params})'),
     ],
-    ("step", "training/forward.py"): [
+    ("step", "training/loop/forward.py"): [
         ('seed = derive_seed(batch.seed, "forward", state.number', 'seed = derive_seed(batch.seed, "forward", 0'),
         ('outputs, batch = torch.cat([cached[:first], own, cached[first + 1 :]]), batches[0]', 'outputs, batch = torch.cat([cached[: first + 1], own, cached[first + 2 :]]), batches[0]'),
         ('own = own.float()', 'pass'),
@@ -532,7 +532,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("pruning", "config/builders/model.py"): [
         ('prune(module, config.sparsity, keep=(*end_layers(module), *backbone_name))', 'prune(module, config.sparsity, keep=backbone_name)'),
     ],
-    ("checkpoint", "training/checkpoint.py"): [
+    ("checkpoint", "training/loop/checkpointer.py"): [
         ('    _check_masks(state)\n', ''),
     ],
     ("modes", "models/modes.py"): [

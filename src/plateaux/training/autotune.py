@@ -18,9 +18,9 @@ from plateaux.core.progress import Message, Progress
 from plateaux.core.runtime import configure_runtime, get_device
 from plateaux.core.types import Batch
 from plateaux.data.loader import MemberLoader
-from plateaux.training.setup import build_train_states, shared_lr_schedulers
-from plateaux.training.state import StepOptions
-from plateaux.training.step import step
+from plateaux.training.loop.setup import build_train_states, shared_lr_schedulers
+from plateaux.training.loop.state import StepOptions
+from plateaux.training.loop.step import step
 
 STEPS = 50
 BUDGET_S = 5.0  # of a trial that only measures speed

@@ -21,7 +21,7 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.method import Method
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.optim.sam import count_gradients
-from plateaux.training.validation import validation_metrics
+from plateaux.training.loop.validation import validation_metrics
 
 
 @dataclass(frozen=True, slots=True)

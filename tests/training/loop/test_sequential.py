@@ -22,9 +22,9 @@ from plateaux.core.errors import DivergedError, RecipeError, RunError
 from plateaux.core.types import Batch
 from plateaux.storage.run import Run
 from plateaux.studies.planning import run_folder
-from plateaux.training import sequential, trainer
 from plateaux.training.checks import check
 from plateaux.training.cost import measured_cost
+from plateaux.training.loop import sequential, trainer
 from plateaux.training.planning import pending_jobs
 from plateaux.training.train import train
 

@@ -13,7 +13,7 @@ from plateaux.core.tensor_tree import is_finite
 from plateaux.data.loader import MemberLoader
 from plateaux.evaluation.finite import nonfinite_inputs
 from plateaux.storage.run import MemberProgress
-from plateaux.training.state import StepStats, TrainState
+from plateaux.training.loop.state import StepStats, TrainState
 
 
 @dataclass(slots=True)

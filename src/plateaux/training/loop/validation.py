@@ -19,7 +19,7 @@ from plateaux.data.sources import DataSplits, Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.metric_loop import evaluate_metrics
 from plateaux.models.modes import eval_mode
-from plateaux.training.state import TrainState
+from plateaux.training.loop.state import TrainState
 
 
 def validation_metrics(select: str) -> dict[str, Metric]:

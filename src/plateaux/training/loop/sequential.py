@@ -19,7 +19,7 @@ from plateaux.core.outputs import OutputFn
 from plateaux.core.runtime import FORMATS, autocast
 from plateaux.core.types import Batch
 from plateaux.storage.run import Run
-from plateaux.training.state import GradScaler, TrainState
+from plateaux.training.loop.state import GradScaler, TrainState
 
 
 def frozen_outputs(

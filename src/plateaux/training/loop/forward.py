@@ -18,7 +18,7 @@ from plateaux.core.member import MemberModule
 from plateaux.core.method import Objective, Rows
 from plateaux.core.runtime import autocast, fork_rng
 from plateaux.core.types import Batch, derive_seed
-from plateaux.training.state import StepOptions, TrainState
+from plateaux.training.loop.state import StepOptions, TrainState
 
 
 @dataclass(frozen=True, slots=True)

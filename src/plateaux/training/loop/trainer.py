@@ -22,18 +22,18 @@ from plateaux.data.sources import DataSplits
 from plateaux.distributed.stop_signal import StopFlag, graceful_shutdown
 from plateaux.loss_landscape.callback import ProbeCallback
 from plateaux.storage.run import Run
-from plateaux.training.averaged_weights import describe_weights
-from plateaux.training.checkpointer import Checkpointer
-from plateaux.training.epoch_stats import EpochStats
 from plateaux.training.jobs import Job
-from plateaux.training.metric_logger import MetricLogger
-from plateaux.training.offload import offload_to_disk
+from plateaux.training.loop.averaged_weights import describe_weights
+from plateaux.training.loop.checkpointer import Checkpointer
+from plateaux.training.loop.epoch_stats import EpochStats
+from plateaux.training.loop.metric_logger import MetricLogger
+from plateaux.training.loop.offload import offload_to_disk
+from plateaux.training.loop.sequential import frozen_outputs
+from plateaux.training.loop.setup import build_train_states, shared_lr_schedulers
+from plateaux.training.loop.state import INACTIVE, StepOptions
+from plateaux.training.loop.step import step
+from plateaux.training.loop.validation import validate_member, validation_metrics
 from plateaux.training.partition import SharpnessScorer, load_sam_set
-from plateaux.training.sequential import frozen_outputs
-from plateaux.training.setup import build_train_states, shared_lr_schedulers
-from plateaux.training.state import INACTIVE, StepOptions
-from plateaux.training.step import step
-from plateaux.training.validation import validate_member, validation_metrics
 
 CONTINUE, SAVE, STOP = 0, 1, 2  # requests of a process between two steps; the maximum over all processes wins
 

@@ -12,7 +12,7 @@ from plateaux.core import tensor_tree
 from plateaux.core.member import Forward, at_params
 from plateaux.core.types import Inputs
 from plateaux.models.modes import update_bn
-from plateaux.training.state import TrainState
+from plateaux.training.loop.state import TrainState
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from plateaux.models.backbone import Backbone
 from plateaux.models.surgery import dropout_layers
 from plateaux.optim.weight_averaging import AveragedWeights
 from plateaux.storage.feature_cache import FeatureSource
-from plateaux.training.state import GradScaler, SharedLRScheduler, TrainState
+from plateaux.training.loop.state import GradScaler, SharedLRScheduler, TrainState
 
 
 def build_train_states(

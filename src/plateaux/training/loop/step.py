@@ -21,9 +21,9 @@ from plateaux.core.executor import Collectives
 from plateaux.core.method import Average, GradRequest, Objective, Rows, StepContext
 from plateaux.core.types import Batch, TensorTree
 from plateaux.optim.sam import min_fraction, trace_requests
-from plateaux.training.forward import ForwardPass, take_rows
-from plateaux.training.gradients import GradientComputer
-from plateaux.training.state import INACTIVE, StepOptions, StepStats, TrainState
+from plateaux.training.loop.forward import ForwardPass, take_rows
+from plateaux.training.loop.gradients import GradientComputer
+from plateaux.training.loop.state import INACTIVE, StepOptions, StepStats, TrainState
 
 
 def step(

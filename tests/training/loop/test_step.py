@@ -24,8 +24,8 @@ from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.methods.sam import asam, gsam, sam
 from plateaux.optim.losses import cross_entropy
-from plateaux.training.state import GradScaler, StepOptions, TrainState
-from plateaux.training.step import step
+from plateaux.training.loop.state import GradScaler, StepOptions, TrainState
+from plateaux.training.loop.step import step
 from plateaux.training.train import train
 from tests.optim.test_sam import gradient_of, to_numpy
 
@@ -138,7 +138,7 @@ def test_one_autocast_context_for_both_passes_would_make_sam_plain_descent() -> 
 
 
 def test_every_forward_pass_opens_its_own_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    from plateaux.training import forward
+    from plateaux.training.loop import forward
 
     opened: list[str] = []
 

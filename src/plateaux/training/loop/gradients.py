@@ -15,8 +15,8 @@ from plateaux.core.member import at_params, preserve_buffers
 from plateaux.core.method import GradRequest
 from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.sync_batchnorm import SyncedBatchNorm
-from plateaux.training.forward import ForwardPass, ForwardResult, take_rows
-from plateaux.training.state import StepStats, TrainState
+from plateaux.training.loop.forward import ForwardPass, ForwardResult, take_rows
+from plateaux.training.loop.state import StepStats, TrainState
 
 Requests = Mapping[int, GradRequest]  # by position of the member in the step
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from plateaux.storage.store import Store
-from plateaux.training.state import TrainState
+from plateaux.training.loop.state import TrainState
 
 
 def offload_to_disk(scratch: Store) -> Callable[[TrainState], AbstractContextManager[None]]:

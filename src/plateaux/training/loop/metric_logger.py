@@ -11,8 +11,8 @@ from plateaux.core.progress import CheckpointWritten, MemberUpdate, Progress
 from plateaux.core.types import Estimate
 from plateaux.loss_landscape.callback import probe_values
 from plateaux.storage.run import Run
-from plateaux.training.epoch_stats import EpochStats
 from plateaux.training.jobs import Job
+from plateaux.training.loop.epoch_stats import EpochStats
 
 EVENT_INTERVAL_S = 0.5
 

@@ -23,8 +23,8 @@ from plateaux.optim.losses import cross_entropy
 from plateaux.optim.sam import plain_gradient
 from plateaux.optim.weight_averaging import AveragedWeights
 from plateaux.storage.run import Run
-from plateaux.training import trainer
-from plateaux.training.averaged_weights import averaged_params
+from plateaux.training.loop import trainer
+from plateaux.training.loop.averaged_weights import averaged_params
 from plateaux.training.train import train
 
 CPU = torch.device("cpu")

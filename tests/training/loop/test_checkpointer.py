@@ -9,9 +9,9 @@ from cases import GIVEN, recipe
 from plateaux.config.experiment import Experiment
 from plateaux.core.errors import RunError
 from plateaux.distributed.executors.local import SINGLE_PROCESS
-from plateaux.training.checkpoint import load_state_dict, state_dict
-from plateaux.training.setup import build_train_states
-from plateaux.training.state import CPU
+from plateaux.training.loop.checkpointer import load_state_dict, state_dict
+from plateaux.training.loop.setup import build_train_states
+from plateaux.training.loop.state import CPU
 
 
 def test_a_checkpoint_that_was_pruned_by_another_rule_is_refused() -> None:
