@@ -1,6 +1,6 @@
 """Means, confidence intervals, and seeds, as the tables of Plateaux use them."""
 
-from plateaux.core.seeds import derive_seed
+from plateaux.core.plain_types import derive_seed
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.stats.intervals import Interval, interval_from_stderr, paired_t_interval, t_interval
 

@@ -17,7 +17,7 @@ from plateaux.cli.common import (
     progress_bar,
 )
 from plateaux.core.formatting import split_names
-from plateaux.loss_landscape.options import DEFAULT_LIMIT
+from plateaux.loss_landscape.plot_style import DEFAULT_LIMIT
 
 if TYPE_CHECKING:
     from plateaux.loss_landscape.plots import LandscapeFigure

@@ -9,7 +9,7 @@ import typer
 from plateaux.cli.common import AsJson, Trust, print_result
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.formatting import format_size, split_names
-from plateaux.reports.options import FORMATS, MAX_RUNS
+from plateaux.reports.style import FORMATS, MAX_RUNS
 from plateaux.storage.atomic import write_atomic
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from plateaux.core.estimate import Estimate
+from plateaux.core.plain_types import Estimate
 
 
 def format_number(value: float, percent: bool = False) -> str:

@@ -41,7 +41,7 @@ from plateaux.prediction.calibration import Calibration
 from plateaux.prediction.load import ModuleBackend, load_run_predictor
 from plateaux.prediction.predictor import Backend, Predictor
 from plateaux.prediction.stage_backend import stage_inputs, stage_outputs
-from plateaux.storage.backends import open_store
+from plateaux.storage.remote_store import open_store
 from plateaux.storage.run import Run, RunLike, own_version
 from plateaux.storage.store import Store
 

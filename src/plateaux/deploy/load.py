@@ -7,7 +7,7 @@ from plateaux.core.errors import RecipeError, RunError
 from plateaux.deploy.bundle import Bundle
 from plateaux.deploy.manifest import MANIFEST
 from plateaux.prediction.predictor import MAX_BATCH, Predictor
-from plateaux.storage.backends import open_store
+from plateaux.storage.remote_store import open_store
 from plateaux.storage.run import Run, RunLike
 
 

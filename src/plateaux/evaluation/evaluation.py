@@ -7,10 +7,9 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-from plateaux.core.console import PlainConsole
 from plateaux.core.errors import suggest
 from plateaux.core.optional import pandas_frame
-from plateaux.core.text_table import Table
+from plateaux.core.text_table import PlainConsole, Table
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.tables import result_tables, tables
 

@@ -23,7 +23,7 @@ from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.options import EvalOptions
 from plateaux.loss_landscape import plots
 from plateaux.loss_landscape.loss_surface import LossSurface
-from plateaux.loss_landscape.options import DEFAULT_LIMIT, PLOT_KINDS
+from plateaux.loss_landscape.plot_style import DEFAULT_LIMIT, PLOT_KINDS
 from plateaux.loss_landscape.plots import LandscapeFigure
 from plateaux.loss_landscape.run_probes import ProbeSession, ProgressMeter
 from plateaux.loss_landscape.session import DEFAULT_OPTIONS, ProbeOptions

@@ -13,8 +13,8 @@ from plateaux.config.recipe import flatten, short_key
 from plateaux.core.errors import PlateauxError, RunError, StorageError
 from plateaux.reports.figures.training import TrainingLog
 from plateaux.reports.query import result_label
-from plateaux.storage.backends import open_store
 from plateaux.storage.json_shapes import read_shape
+from plateaux.storage.remote_store import open_store
 from plateaux.storage.run import Run, RunLike
 from plateaux.studies.grid import condition_label
 from plateaux.studies.outputs import FigureConfig, TableConfig

@@ -22,9 +22,8 @@ from plateaux.reports.figures import (
     uncertainty,
 )
 from plateaux.reports.inputs import ReportInputs, RunSection, read_inputs
-from plateaux.reports.options import MAX_RUNS
 from plateaux.reports.query import DIVERSITY, SHARPNESS, first_measured, result_label, swept_factor
-from plateaux.reports.style import ReportFigure
+from plateaux.reports.style import MAX_RUNS, ReportFigure
 from plateaux.reports.summary import MAX_CARDS, MemberCard, SummaryLine, cards, summary
 from plateaux.storage.run import Run, RunLike
 from plateaux.studies.results import ResultRow

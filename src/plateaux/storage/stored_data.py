@@ -13,7 +13,7 @@ from plateaux.data.checks import check_evaluation_data
 from plateaux.data.preprocessing import NO_PREPROCESSING
 from plateaux.data.sources import DataSplits
 from plateaux.data.tensor_names import DATA_FILE, from_named_tensors, to_named_tensors
-from plateaux.storage.backends import open_store
+from plateaux.storage.remote_store import open_store
 from plateaux.storage.run import Run
 
 

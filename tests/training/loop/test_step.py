@@ -390,7 +390,7 @@ def test_data_parallel_perturbations_equal_the_reference(kind: str, size: int) -
         shares = [(cut.stop - cut.start) / size for cut in parts]
         truths[name] = after(own, reference.in_groups(to_numpy(own.module), gradients, shares, 0.3))
     perturbation, m = ("global", 2) if kind == "groups" else (kind, None)
-    for result in mesh(2).run("tests.training.test_step:shared_step", perturbation, m, size):
+    for result in mesh(2).run("tests.training.loop.test_step:shared_step", perturbation, m, size):
         gaps = {name: max(abs(result[key] - truth[key]).max() for key in result) for name, truth in truths.items()}
         assert gaps.pop(kind) < 1e-12
         assert min(gaps.values()) > 1e-6  # the kinds differ
@@ -417,7 +417,7 @@ def groups_with_synced_norms() -> str:
 
 @pytest.mark.process
 def test_groups_with_synchronized_batchnorm_are_rejected() -> None:
-    for message in mesh(2).run("tests.training.test_step:groups_with_synced_norms"):
+    for message in mesh(2).run("tests.training.loop.test_step:groups_with_synced_norms"):
         assert "executor.sync_batchnorm = false" in message
 
 
@@ -432,7 +432,7 @@ def dropout_mask_of_this_process() -> Tensor:
 
 @pytest.mark.process
 def test_processes_that_share_a_batch_have_their_own_dropout_masks() -> None:
-    first, second = mesh(2).run("tests.training.test_step:dropout_mask_of_this_process")
+    first, second = mesh(2).run("tests.training.loop.test_step:dropout_mask_of_this_process")
     assert not torch.equal(first, second)
 
 

@@ -15,8 +15,8 @@ from plateaux.config.recipe import DataConfig, Recipe
 from plateaux.config.schema import accepts, check
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
-from plateaux.core.hub_access import PREFIX, HubAccess
 from plateaux.core.method import Method
+from plateaux.core.registry import HUB_PREFIX, HubAccess
 from plateaux.core.runtime import FORMATS, param_dtype
 from plateaux.core.types import Batch, Inputs, derive_seed
 from plateaux.data.augment import Augment
@@ -116,7 +116,7 @@ def hub_options(factory: Callable[..., Any], recipe: Recipe, components: Compone
         return {}
     names = {recipe.model.name} if isinstance(recipe.model.name, str) else set(recipe.model.name)
     name = names.pop() if len(names) == 1 and components.model is None else ""
-    model = name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
+    model = name.removeprefix(HUB_PREFIX) if name.startswith(HUB_PREFIX) else None
     return {"hub_access": HubAccess(download=components.download, model=model)}
 
 

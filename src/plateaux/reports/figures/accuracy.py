@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from plateaux.core.formatting import format_number, format_percentage_points, format_range, pluralize
-from plateaux.core.plot_style import COLORS, INK
 from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.core.types import Estimate
+from plateaux.loss_landscape.plot_style import COLORS, INK
 from plateaux.reports import style
 from plateaux.reports.query import CORRUPTED, default_split, is_member, mean_over_repetitions, result_label
 from plateaux.reports.style import ReportFigure

@@ -1,9 +1,14 @@
-"""Colors and matplotlib settings of all figures: the palette of Okabe and Ito, safe for color-blind readers."""
+"""Kinds of landscape plots, and colors and matplotlib settings of all figures; without torch, for the command line.
+
+Colors are the palette of Okabe and Ito, safe for color-blind readers.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+PLOT_KINDS = ("slices", "paths", "plane")
+DEFAULT_LIMIT = 512  # samples of a plot
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY_BLUE, BLACK = COLORS
 DASHES = ("-", "--", ":")
