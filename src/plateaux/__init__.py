@@ -25,7 +25,7 @@ if _typing.TYPE_CHECKING:
     from plateaux.deploy.batch import BatchOptions, BatchResult
     from plateaux.deploy.export import export
     from plateaux.deploy.hub import pull, push
-    from plateaux.deploy.load import load_predictor
+    from plateaux.deploy.load_predictor import load_predictor
     from plateaux.deploy.predict import predict
     from plateaux.ensembles.cascade import CascadeOptions
     from plateaux.ensembles.ensemble import Ensemble
@@ -140,7 +140,7 @@ _MODULES = {
     "deploy.batch": ("BatchOptions", "BatchResult"),
     "deploy.export": ("export",),
     "deploy.hub": ("pull", "push"),
-    "deploy.load": ("load_predictor",),
+    "deploy.load_predictor": ("load_predictor",),
     "deploy.predict": ("predict",),
     "ensembles.cascade": ("CascadeOptions",),
     "ensembles.ensemble": ("Ensemble",),

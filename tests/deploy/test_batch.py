@@ -23,11 +23,11 @@ import plateaux
 from plateaux.core.errors import DataError, RecipeError, RunError
 from plateaux.core.progress import ProgressEvent, WorkDone
 from plateaux.core.registry import dataset
+from plateaux.data.data_summary import TensorSummary
 from plateaux.data.preprocessing import Preprocessing, WordPiece
-from plateaux.data.summary import TensorSummary
 from plateaux.deploy import batch
 from plateaux.deploy.batch import BatchOptions
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.deploy.predict import predict
 from plateaux.prediction.contract import InputContract
 from plateaux.prediction.input_files import InputReader, list_inputs

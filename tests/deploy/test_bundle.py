@@ -270,7 +270,7 @@ AUDIT = """
 import json, os, sys
 sys.path.insert(0, sys.argv[2])
 from auditing import Auditor
-import numpy, onnx, onnxruntime, safetensors.numpy, plateaux.deploy.load
+import numpy, onnx, onnxruntime, safetensors.numpy, plateaux.deploy.load_predictor
 opened = []
 auditor = Auditor([])
 def hook(event, args):

@@ -17,7 +17,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, UnknownNameError, UntrustedCodeError
 from plateaux.core.progress import ProgressEvent, WorkDone
 from plateaux.core.row_names import MEAN_LOGIT, MEAN_OF_MEMBERS, MEAN_PROBABILITY
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.evaluation.evaluate import STANDARD, evaluate
 from plateaux.evaluation.options import EvalOptions
 from plateaux.storage.local_store import LocalStore

@@ -15,7 +15,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, StorageError
 from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.data.corruptions.corrupt import Corrupted, corrupt
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.robustness import robustness

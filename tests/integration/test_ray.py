@@ -46,7 +46,7 @@ from plateaux.distributed.executors.ray import ray as on_ray
 from plateaux.distributed.ray_worker import RayWorker
 from plateaux.models.architectures.resnet import resnet8
 from plateaux.storage.run import Run
-from plateaux.studies.results import read_results
+from plateaux.studies.result_rows import read_results
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
 from plateaux.training.job_records import JobRecord, load_records

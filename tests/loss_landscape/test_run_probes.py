@@ -31,7 +31,7 @@ from plateaux.loss_landscape.probe import Probe, get_probes
 from plateaux.loss_landscape.run_probes import ProbeSession, ProgressMeter, probe_landscape
 from plateaux.loss_landscape.session import ProbeBatch, ProbeOptions, make_loss_surface, probe_mode, sample_ids
 from plateaux.storage.digests import check_json_digest
-from plateaux.training.checks import check
+from plateaux.training.recipe_rules import check
 from plateaux.training.train import train
 
 TRUST = ("cases", "toy_probes")

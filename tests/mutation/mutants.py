@@ -61,7 +61,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "log probabilities": ("ensembles/test_log_probs.py", "ensembles/test_combine.py"),
     "ood": ("ensembles/test_ood_scores.py",),
     "selection": ("ensembles/test_selection.py",),
-    "soup": ("ensembles/test_soup.py",),
+    "soup": ("ensembles/test_soup_weights.py",),
     "temperature": ("ensembles/test_temperature.py",),
     "conformal": ("ensembles/test_conformal.py",),
     "rejection": ("ensembles/test_selective.py",),
@@ -344,7 +344,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('loss((total + _probabilities(log_p, member)) / draw)', 'loss(_probabilities(log_p, member))'),
         ('- 2 * p.gather(-1, y[:, None])[:, 0] + 1).mean())', '- p.gather(-1, y[:, None])[:, 0] + 1).mean())'),
     ],
-    ("soup", "ensembles/soup.py"): [
+    ("soup", "ensembles/soup_weights.py"): [
         ('total.add_(tensor.double(), alpha=weight)', 'total.add_(tensor.double(), alpha=weights[0])'),
         ('order = sorted(range(len(trees)), key=lambda i: -single_scores[i])', 'order = sorted(range(len(trees)), key=lambda i: single_scores[i])'),
         ('rises = [loss - ((1 - t) * ends[0] + t * ends[1])', 'rises = [loss - ends[0]'),

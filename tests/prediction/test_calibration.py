@@ -17,7 +17,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.registry import dataset
 from plateaux.core.row_names import MEAN_PROBABILITY, row_name
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.deploy.predict import predict
 from plateaux.ensembles import conformal, selective
 from plateaux.ensembles.temperature import ORDERS, Order, apply

@@ -17,7 +17,7 @@ from torch import nn
 
 import plateaux
 from plateaux.core.errors import DataError, RecipeError, RunError
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.deploy.predict import predict
 from plateaux.prediction.calibration import CalibrationOptions, calibrate
 from plateaux.prediction.predictor import Predictor

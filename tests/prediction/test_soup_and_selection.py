@@ -13,7 +13,7 @@ import plateaux
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.row_names import MEAN_PROBABILITY
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.prediction.selection import EnsembleSelection, evaluate_selection, load_selection, select_members
 from plateaux.prediction.soup import soup

@@ -13,7 +13,7 @@ from digit_runs import SMALL_MLP, train_digits
 from torch import nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.deploy.predict import predict
 from plateaux.ensembles.answers import Answers, AnswerSettings, answer_by_members
 from plateaux.ensembles.cascade import Cascade, CascadeOptions

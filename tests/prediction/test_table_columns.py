@@ -18,9 +18,9 @@ import torch
 
 import plateaux
 from plateaux.core.errors import DataError
+from plateaux.data.data_summary import TensorSummary
 from plateaux.data.preprocessing import Preprocessing
-from plateaux.data.summary import TensorSummary
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.prediction.contract import InputContract
 from plateaux.prediction.inputs import prepare
 from plateaux.storage.run import Run

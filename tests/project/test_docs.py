@@ -24,7 +24,7 @@ import typer
 import plateaux
 from plateaux.cli import common
 from plateaux.cli.main import KINDS, app
-from plateaux.config.builtin import recipe_file
+from plateaux.config.builtin_recipes import recipe_file
 from plateaux.core import registry
 from plateaux.core.formatting import split_names
 from plateaux.evaluation.metric_specs import get_metrics

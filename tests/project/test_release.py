@@ -213,11 +213,11 @@ def test_the_folders_that_may_be_in_an_sdist_are_those_that_hatch_includes() -> 
 
 def test_the_versioning_page_states_the_formats_of_the_sources() -> None:
     from plateaux.storage import run_info
-    from plateaux.studies import results
+    from plateaux.studies import result_rows
 
     page = (ROOT / "docs" / "reference" / "versioning.md").read_text(encoding="utf-8")
     assert re.search(rf"^\| run folder \|[^|]*\| {run_info.FORMAT} \|", page, re.MULTILINE)
-    assert re.search(rf"^\| results of a study \|[^|]*\| {results.FORMAT} \|", page, re.MULTILINE)
+    assert re.search(rf"^\| results of a study \|[^|]*\| {result_rows.FORMAT} \|", page, re.MULTILINE)
 
 
 def test_classifiers_name_the_python_versions_that_the_versioning_page_lists() -> None:

@@ -28,7 +28,7 @@ from plateaux.core.types import derive_seed, map_tensors
 from plateaux.data.augment import Augment, crop_and_flip
 from plateaux.data.corruptions.corrupt import Corrupted
 from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource, from_tensors
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.ood import detect_ood

@@ -24,7 +24,7 @@ from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.tables import CAPTION, format_value, to_markdown
 from plateaux.storage.local_store import LocalStore
 from plateaux.studies.packed_results import encode_results
-from plateaux.studies.results import read_results, to_metric_result, to_stored
+from plateaux.studies.result_rows import read_results, to_metric_result, to_stored
 
 DEPTHS = (20, 32, 44, 56)
 WEIGHTS = "weights/resnet20_32_44_56_cifar10.safetensors"

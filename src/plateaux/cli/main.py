@@ -31,7 +31,7 @@ from plateaux.cli.common import (
     torchrun,
     trusted_names,
 )
-from plateaux.config.builtin import builtin_recipes, recipe_file
+from plateaux.config.builtin_recipes import builtin_recipes, recipe_file
 from plateaux.core import errors, registry
 from plateaux.core.formatting import format_duration, format_size
 from plateaux.core.process_info import is_rank_zero
@@ -324,8 +324,8 @@ def check(
     from plateaux.config.components import Components
     from plateaux.config.experiment import Experiment
     from plateaux.core.runtime import get_device
-    from plateaux.training.checks import check as check_recipe
     from plateaux.training.model_check import check_data_and_model
+    from plateaux.training.recipe_rules import check as check_recipe
 
     file = recipe_file(recipe)
     loaded = plateaux.Recipe.load(file, changes or [])

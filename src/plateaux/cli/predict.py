@@ -55,7 +55,7 @@ def predict(
 
     In Python: `plateaux.predict("runs/demo", "photos/", "answers.csv")`
     """
-    from plateaux.deploy.load import is_bundle
+    from plateaux.deploy.load_predictor import is_bundle
 
     batch = plateaux.BatchOptions(
         columns=tuple(split_names(columns or "")),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from plateaux.config.builtin import recipe_file
+from plateaux.config.builtin_recipes import recipe_file
 from plateaux.config.recipe_errors import explain_error, locate_error, split_change
 from plateaux.config.schema import ConfigKeyError, ConfigSection, PluginSection
 from plateaux.config.search_space import SEED_NAMES, SearchConfig, sample

@@ -18,7 +18,7 @@ from plateaux.core.errors import DataError, PlateauxError, RecipeError
 from plateaux.core.progress import Progress, ProgressEvent, WorkDone
 from plateaux.deploy.batch_parts import check_plan, finish, is_complete, write_part
 from plateaux.deploy.bundle import Bundle
-from plateaux.deploy.load import load_predictor, open_source
+from plateaux.deploy.load_predictor import load_predictor, open_source
 from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.distributed.process_pool import run_pool
 from plateaux.prediction.contract import InputContract

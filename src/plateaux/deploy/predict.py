@@ -10,7 +10,7 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.progress import Progress, log_messages
 from plateaux.deploy.batch import DEFAULT_BATCH, BatchOptions, BatchResult, predict_files
 from plateaux.deploy.bundle import Bundle
-from plateaux.deploy.load import open_source
+from plateaux.deploy.load_predictor import open_source
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.prediction.predictions import Predictions, check_suffix
 from plateaux.prediction.split_predictions import predict_split

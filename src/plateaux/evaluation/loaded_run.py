@@ -15,7 +15,7 @@ from plateaux.core.executor import Collectives, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.process_info import local_processes
 from plateaux.core.runtime import FORMATS, autocast, configure_runtime, get_device
-from plateaux.data.checks import check_columns, check_evaluation_data
+from plateaux.data.data_check import check_columns, check_evaluation_data
 from plateaux.data.sources import DataSplits, InMemorySource, Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions

@@ -23,7 +23,7 @@ from plateaux.core.errors import RunError
 from plateaux.core.tensor_tree import is_finite
 from plateaux.core.types import TensorTree
 from plateaux.ensembles.log_probs import log_probs
-from plateaux.ensembles.soup import check_barrier, greedy, interpolate, uniform
+from plateaux.ensembles.soup_weights import check_barrier, greedy, interpolate, uniform
 from plateaux.evaluation.evaluator import SELECTION, Evaluator
 from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.splits import EvalSplit

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from plateaux.core.progress import Progress
 from plateaux.core.registry import dataset
-from plateaux.data.summary import class_names
+from plateaux.data.data_summary import class_names
 from plateaux.ensembles.answers import Answers, answer_by_members, is_randomized
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.member_outputs import predict_all

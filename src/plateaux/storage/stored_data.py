@@ -9,7 +9,7 @@ from pathlib import Path
 from plateaux.config.builders.data import build_data
 from plateaux.core import registry
 from plateaux.core.errors import DataError, RunError, UnknownNameError
-from plateaux.data.checks import check_evaluation_data
+from plateaux.data.data_check import check_evaluation_data
 from plateaux.data.preprocessing import NO_PREPROCESSING
 from plateaux.data.sources import DataSplits
 from plateaux.data.tensor_names import DATA_FILE, from_named_tensors, to_named_tensors

@@ -2,7 +2,7 @@
 
 Single runs belong in `training` and `evaluation`. Rendered reports belong in `reports`."""
 
-from plateaux.studies.results import ResultRow, results_from_study
+from plateaux.studies.result_rows import ResultRow, results_from_study
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
 

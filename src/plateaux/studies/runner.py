@@ -37,14 +37,14 @@ from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, environment
 from plateaux.storage.run_info import AutotuneInfo, DataInfo
 from plateaux.studies.packed_results import encode_results
-from plateaux.studies.planning import RunSpec, Trial, plan_runs, plan_trials
-from plateaux.studies.results import RESULTS, cost_rows, read_results, to_stored
+from plateaux.studies.result_rows import RESULTS, cost_rows, read_results, to_stored
 from plateaux.studies.run_locks import locked, next_free
-from plateaux.studies.soup import evaluate_soup
 from plateaux.studies.study import Study
+from plateaux.studies.trials import RunSpec, Trial, plan_runs, plan_trials
+from plateaux.studies.uniform_soup import evaluate_soup
 from plateaux.training.autotune import autotune
-from plateaux.training.checks import check
 from plateaux.training.cost import count_passes
+from plateaux.training.recipe_rules import check
 from plateaux.training.train import train_experiment
 
 AUTOTUNE = "autotune.json"

@@ -21,11 +21,11 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DivergedError, RecipeError, RunError
 from plateaux.core.types import Batch
 from plateaux.storage.run import Run
-from plateaux.studies.planning import run_folder
-from plateaux.training.checks import check
+from plateaux.studies.trials import run_folder
 from plateaux.training.cost import measured_cost
 from plateaux.training.loop import sequential, trainer
 from plateaux.training.planning import pending_jobs
+from plateaux.training.recipe_rules import check
 from plateaux.training.train import train
 
 SGD = {"lr": 0.1, "momentum": 0.9, "decay": 1e-3}  # as the table's recipes have it

@@ -23,8 +23,8 @@ from plateaux.data.augment import Augment
 from plateaux.data.image_paths import is_image_path, open_images
 from plateaux.data.label_noise import with_label_noise
 from plateaux.data.loader import CPU, NO_AUGMENT, MemberLoader, ShardFn, ordered_batches
+from plateaux.data.random_split import bootstrap, split
 from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource, Source, UnlabeledData
-from plateaux.data.splits import bootstrap, split
 
 BN_UPDATE_BATCHES = 20  # batches from which BatchNorm statistics are recomputed
 

@@ -15,7 +15,7 @@ from plateaux.reports import style
 from plateaux.reports.query import CORRUPTED, default_split, is_member, mean_over_repetitions, result_label
 from plateaux.reports.style import ReportFigure
 from plateaux.studies.comparison import SUMMED
-from plateaux.studies.results import ResultRow
+from plateaux.studies.result_rows import ResultRow
 
 MAX_BARS = 20  # conditions with a bar
 MAX_DOTS = 200  # dots per bar

@@ -16,7 +16,7 @@ from plateaux.loss_landscape.plot_style import INK
 from plateaux.reports import style
 from plateaux.reports.query import base_name, default_split, is_member, result_label
 from plateaux.reports.style import ReportFigure
-from plateaux.studies.results import ResultRow
+from plateaux.studies.result_rows import ResultRow
 
 Bins = dict[int, dict[str, float]]  # bin -> share of samples, confidence, accuracy
 MIN_FRACTION = 0.01  # smaller bins are not drawn

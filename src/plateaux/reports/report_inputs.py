@@ -17,8 +17,8 @@ from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.remote_store import open_store
 from plateaux.storage.run import Run, RunLike
 from plateaux.studies.grid import condition_label
-from plateaux.studies.outputs import FigureConfig, TableConfig
-from plateaux.studies.results import (
+from plateaux.studies.output_config import FigureConfig, TableConfig
+from plateaux.studies.result_rows import (
     RESULTS,
     ResultRow,
     StudyResults,

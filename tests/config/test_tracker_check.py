@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 import plateaux
 from plateaux.cli.main import app
-from plateaux.config.builders.trackers import check_trackers
 from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
+from plateaux.config.tracker_check import check_trackers
 from plateaux.core.errors import RecipeError, UnknownNameError, UntrustedCodeError
 from plateaux.core.tracker import BUILT_IN
 from plateaux.studies.runner import StudyRunner
@@ -52,7 +52,7 @@ def everything_is_installed(name: str, package: str | None = None) -> ModuleSpec
 def test_a_tracker_that_is_not_trusted_is_not_started(
     name: str, tmp_path: Path, started: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plateaux.config.builders.trackers.find_spec", everything_is_installed)
+    monkeypatch.setattr("plateaux.config.tracker_check.find_spec", everything_is_installed)
     needed = name.partition(":")[0]
     with pytest.raises(UntrustedCodeError, match=f"--trust {needed} "):
         plateaux.train(tracked("tensorboard", name), tmp_path / "run")
@@ -106,7 +106,7 @@ def test_an_unknown_tracker_is_reported_with_close_names() -> None:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_an_error_says_how_to_install_a_tracker(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plateaux.config.builders.trackers.find_spec", lambda _: None)
+    monkeypatch.setattr("plateaux.config.tracker_check.find_spec", lambda _: None)
     with pytest.raises(RecipeError, match=rf'not installed; run: pip install "plateaux\[{name}\]", or remove it'):
         check_trackers(tracked(name), Components(trust=(name,)))
 

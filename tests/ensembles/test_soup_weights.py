@@ -16,7 +16,7 @@ from torch.optim import swa_utils
 
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.types import TensorTree
-from plateaux.ensembles.soup import GreedySoup, Interpolation, check_barrier, greedy, interpolate, uniform
+from plateaux.ensembles.soup_weights import GreedySoup, Interpolation, check_barrier, greedy, interpolate, uniform
 from plateaux.models.modes import update_bn
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

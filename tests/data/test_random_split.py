@@ -12,10 +12,10 @@ from cases import GIVEN, distance, recipe, trained
 from plateaux.config.builders.data import build_data, build_loader, train_val_split
 from plateaux.config.experiment import Experiment
 from plateaux.core.errors import RecipeError
-from plateaux.data.splits import bootstrap
-from plateaux.training.checks import check
+from plateaux.data.random_split import bootstrap
 from plateaux.training.cost import count_passes
 from plateaux.training.loop import trainer
+from plateaux.training.recipe_rules import check
 from plateaux.training.train import train
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from plateaux.core.errors import DataError
 from plateaux.core.types import Inputs, derive_seed
 from plateaux.data.augment import normalize
+from plateaux.data.data_summary import DataSummary, TensorSummary
 from plateaux.data.samples import check_label_range, label_hint, sample_ids
 from plateaux.data.sources import DataSplits, InMemorySource, Source
-from plateaux.data.summary import DataSummary, TensorSummary
 
 SAMPLED_INPUTS = 32  # of a source that is not in memory
 LARGE_INPUT = 50.0  # normalized inputs above this are probably not scaled

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from plateaux.config.builtin import folders_of_packages
+from plateaux.config.builtin_recipes import folders_of_packages
 from plateaux.config.toml import parse_toml, read_text
 from plateaux.core.errors import RecipeError, suggest
 

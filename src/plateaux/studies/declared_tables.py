@@ -14,8 +14,8 @@ from plateaux.core.stats.intervals import t_interval
 from plateaux.core.text_table import Table
 from plateaux.core.types import Estimate
 from plateaux.studies.comparison import main_row
-from plateaux.studies.outputs import MEMBERS, ColumnConfig, TableConfig
-from plateaux.studies.results import ResultRow
+from plateaux.studies.output_config import MEMBERS, ColumnConfig, TableConfig
+from plateaux.studies.result_rows import ResultRow
 
 REPETITIONS = "± half of the 95 % Student-t interval over repetitions; a single repetition has no interval."
 OF_MEMBERS = "Means over members: ± one standard error over members."

@@ -20,7 +20,7 @@ from plateaux.evaluation.robustness import robustness
 from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
-from plateaux.studies.outputs import FiguresConfig, TableConfig
+from plateaux.studies.output_config import FiguresConfig, TableConfig
 from plateaux.studies.packed_results import FORMAT, UNPACKED_FORMAT, unpack
 from plateaux.training.cost import Cost, measured_cost
 

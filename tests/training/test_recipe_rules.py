@@ -12,8 +12,8 @@ from plateaux.config import schema
 from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
-from plateaux.training import checks
-from plateaux.training.checks import RULES, PlannedTraining, check
+from plateaux.training import recipe_rules
+from plateaux.training.recipe_rules import RULES, PlannedTraining, check
 
 PATIENCE = {"train": {"early_stopping_patience": 2}, "data": {"validation_split": 3}}
 
@@ -69,21 +69,21 @@ VIOLATIONS = {
 @pytest.mark.parametrize("name", VIOLATIONS)
 def test_a_rule_finds_its_violation(name: str) -> None:
     build_recipe, message = VIOLATIONS[name]
-    violation = getattr(checks, name)(PlannedTraining(Experiment(build_recipe(), GIVEN)))
+    violation = getattr(recipe_rules, name)(PlannedTraining(Experiment(build_recipe(), GIVEN)))
     assert violation is not None
     assert message in violation
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.find_violation.__name__)
 @pytest.mark.parametrize("method", ["deep_ensemble", "snapshot", "a2d", "sharpbalance", "apart"])
-def test_valid_recipes_violate_no_rule(rule: checks.Rule, method: str) -> None:
+def test_valid_recipes_violate_no_rule(rule: recipe_rules.Rule, method: str) -> None:
     assert rule.find_violation(PlannedTraining(Experiment(recipe(method), GIVEN))) is None
 
 
 def test_an_unknown_metric_or_probe_is_an_error() -> None:
     for sections in ({"train": {"select": "best:acuracy"}}, {"probe": {"probes": ["sharpnes"]}}):
         with pytest.raises(RecipeError, match="did you mean"):
-            checks.metrics_and_probes_exist(PlannedTraining(Experiment(recipe(**sections), GIVEN)))
+            recipe_rules.metrics_and_probes_exist(PlannedTraining(Experiment(recipe(**sections), GIVEN)))
 
 
 def test_every_rule_is_tested() -> None:
@@ -91,7 +91,7 @@ def test_every_rule_is_tested() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.find_violation.__name__)
-def test_check_raises_errors_and_shows_warnings(rule: checks.Rule) -> None:
+def test_check_raises_errors_and_shows_warnings(rule: recipe_rules.Rule) -> None:
     name = rule.find_violation.__name__
     if name not in VIOLATIONS:
         return

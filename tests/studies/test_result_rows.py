@@ -22,7 +22,7 @@ from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.options import EvalOptions
 from plateaux.optim.sam import plain_gradient, sam
 from plateaux.storage.run import Run
-from plateaux.studies.results import COSTS, ResultRow, cost_rows, read_results, results_from_run, results_from_study
+from plateaux.studies.result_rows import COSTS, ResultRow, cost_rows, read_results, results_from_run, results_from_study
 from plateaux.training import partition
 from plateaux.training.cost import count_passes, measured_cost, passes_per_step
 from plateaux.training.train import train

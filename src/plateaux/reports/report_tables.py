@@ -15,7 +15,7 @@ from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.splits import is_corrupted_split
 from plateaux.reports.query import ROWS, Column, base_name, is_member, mean_over_repetitions, metric_group, result_label
 from plateaux.studies.comparison import MAIN, SUMMED, Comparison
-from plateaux.studies.results import TRAINING, ResultRow
+from plateaux.studies.result_rows import TRAINING, ResultRow
 
 TITLES = {
     "performance": "Performance", "uncertainty": "Uncertainty", "diversity": "Diversity", "sharpness": "Sharpness",

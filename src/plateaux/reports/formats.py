@@ -17,7 +17,7 @@ from plateaux.reports.report import Report
 from plateaux.reports.style import KINDS, Kind
 from plateaux.storage.atomic import write_atomic
 from plateaux.studies.grid import condition_label
-from plateaux.studies.results import ResultRow
+from plateaux.studies.result_rows import ResultRow
 
 FIELDS = ("metric", "split", "row", "value", "stderr", "mc_stderr", "higher_is_better", "percent")
 

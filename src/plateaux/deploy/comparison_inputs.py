@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from plateaux.core.errors import PlateauxError, first_line
-from plateaux.data.summary import TensorSummary
+from plateaux.data.data_summary import TensorSummary
 from plateaux.prediction.contract import InputContract
 from plateaux.prediction.inputs import prepare
 from plateaux.storage.run import Run
