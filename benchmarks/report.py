@@ -13,7 +13,7 @@ from typing import Any
 
 from _common import Results, at_most, parse_flags, seconds
 
-from plateaux.reports.formats import to_html
+from plateaux.reports.export import to_html
 from plateaux.reports.report import report
 
 MEMBERS, EPOCHS = 5, 30

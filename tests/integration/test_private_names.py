@@ -14,7 +14,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, StorageError
 from plateaux.core.formatting import hide_folders
 from plateaux.core.progress import Message
-from plateaux.reports.formats import to_csv, to_html, to_json, to_markdown
+from plateaux.reports.export import to_csv, to_html, to_json, to_markdown
 from plateaux.reports.report import report
 from plateaux.storage.remote_store import open_store
 from plateaux.training.job_records import load_records, record_job

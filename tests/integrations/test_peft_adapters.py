@@ -18,7 +18,7 @@ from plateaux.core.optional import optional_import
 from plateaux.core.registry import model
 from plateaux.integrations.peft_adapters import PREFIX, is_adapter, load_adapter
 from plateaux.models.lora import LoRALinear, add_lora
-from plateaux.storage.import_weights import save_adapter
+from plateaux.storage.save_adapter import save_adapter
 
 pytest.importorskip("transformers")
 TARGETS = ["*.query", "*.value"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import synthetic_results as synthetic
 
-from plateaux.reports.formats import to_html
+from plateaux.reports.export import to_html
 from plateaux.reports.report import compose
 from plateaux.reports.report_inputs import ReportInputs, RunSection
 

@@ -20,7 +20,7 @@ from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.core.text_table import Cell, Table
 from plateaux.core.types import Estimate
 from plateaux.reports import report_tables, summary
-from plateaux.reports.formats import to_csv, to_html, to_json, to_markdown
+from plateaux.reports.export import to_csv, to_html, to_json, to_markdown
 from plateaux.reports.report import Report, compose
 from plateaux.reports.report_inputs import ReportInputs, RunSection
 from plateaux.studies.result_rows import ResultRow

@@ -24,7 +24,7 @@ from plateaux.evaluation.metrics.calibration import reliability
 from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.results import MetricResult
 from plateaux.reports import artifacts
-from plateaux.reports.formats import to_html, write_figures
+from plateaux.reports.export import to_html, write_figures
 from plateaux.reports.report import FAMILIES, compose, report
 from plateaux.reports.report_inputs import read_inputs
 from plateaux.storage.run import Run

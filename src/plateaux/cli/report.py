@@ -37,10 +37,10 @@ def report(
 ) -> None:
     """Write a report on runs and studies: an HTML page that works offline, Markdown, JSON, or CSV.
 
-    In Python: `plateaux.reports.formats.to_html(plateaux.reports.report.report(["runs/demo"]))`
+    In Python: `plateaux.reports.export.to_html(plateaux.reports.report.report(["runs/demo"]))`
     """  # fmt: skip
     from plateaux.config.components import Components
-    from plateaux.reports.formats import write_figures
+    from plateaux.reports.export import write_figures
     from plateaux.reports.report import compose
     from plateaux.reports.report_inputs import read_inputs
 
@@ -63,7 +63,7 @@ def report(
 
 
 def _text(report: "Report", kind: str, out: Path, figures: Path | None) -> str:
-    from plateaux.reports.formats import to_csv, to_html, to_json, to_markdown
+    from plateaux.reports.export import to_csv, to_html, to_json, to_markdown
 
     if kind == "md":
         where = None if figures is None else os.path.relpath(figures, out.parent).replace(os.sep, "/")

@@ -1,7 +1,4 @@
-"""Import trained weights as a run, so that they can be evaluated like a run that was trained here.
-
-`save_adapter` writes the adapters of a member for PEFT.
-"""
+"""Import trained weights as a run, so that they can be evaluated like a run that was trained here."""
 
 from __future__ import annotations
 
@@ -29,10 +26,9 @@ from plateaux.data.sources import DataSplits
 from plateaux.integrations.huggingface_models import model_configs
 from plateaux.integrations.huggingface_weights import check_class_order, is_model_folder, read_folder_weights
 from plateaux.integrations.lightning_checkpoints import SUFFIX, is_sharded_checkpoint, read_lightning_checkpoint
-from plateaux.integrations.peft_adapters import adapter_files, has_adapters, is_adapter, load_adapter
+from plateaux.integrations.peft_adapters import has_adapters, is_adapter, load_adapter
 from plateaux.models.weight_files import read_weights
 from plateaux.models.weight_names import Weights, compare_names, find_prefixes, rename, select_prefix, suggest_renaming
-from plateaux.storage.atomic import write_atomic
 from plateaux.storage.run import MemberProgress, Run
 from plateaux.storage.run_info import DataInfo, RunInfo
 from plateaux.storage.stored_data import store_data
@@ -227,15 +223,3 @@ def _without_folder(spec: str) -> str:
 
 def _numeric_key(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
-def save_adapter(module: nn.Module, folder: str | Path, *, base_model: str = "") -> None:
-    """Write the adapters and the fully trained modules of one member, for `peft.PeftModel.from_pretrained`.
-
-    Args:
-        module: A network with adapters, such as a member of a run with `[model.lora]`.
-        folder: The folder to write to.
-        base_model: Name or path of the base model, which PEFT reads from the configuration.
-    """
-    for name, content in adapter_files(module, base_model=base_model).items():
-        write_atomic(Path(folder) / name, content)
