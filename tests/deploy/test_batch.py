@@ -341,6 +341,8 @@ def test_predict_takes_inputs_or_a_split_and_says_what_to_change(run: Path, fold
         function(run, folder, out, limit=3)
     with pytest.raises(RecipeError, match=r"batch \(part_size\) belongs to inputs"):
         function(run, split="test", batch=SMALL)
+    with pytest.raises(RecipeError, match="batch has no setting 'proceses'; did you mean 'processes'"):
+        function(run, folder, out, batch={"proceses": 2})
     with pytest.raises(RecipeError, match=r"\.csv, \.jsonl, \.parquet, \.npz"):
         predict(run, split="test", out=tmp_path / "a.doc")
     assert not out.exists()

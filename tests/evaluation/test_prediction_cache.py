@@ -99,6 +99,16 @@ def test_cached_logits_of_other_weights_are_not_used(run: Path, tmp_path: Path, 
         evaluate(tmp_path, metrics=["nll"], cache_logits="off")
 
 
+def test_without_a_cache_logits_are_neither_read_nor_written(tmp_path: Path) -> None:
+    train(recipe(), tmp_path)
+    (first,) = evaluate(tmp_path, metrics=["nll"], cache_logits="off")
+    assert not (tmp_path / "predictions").exists()
+    evaluate(tmp_path, metrics=["nll"], cache_logits="float16")
+    (second,) = evaluate(tmp_path, metrics=["nll"], cache_logits="off")
+    assert second.data["logits"] == "computed"
+    assert second.rows == first.rows
+
+
 def test_logits_are_cached_in_float16_on_request(tmp_path: Path) -> None:
     train(recipe(), tmp_path)
     (fresh,) = evaluate(tmp_path, metrics=["nll"], cache_logits="float16")

@@ -134,6 +134,11 @@ def test_with_too_few_samples_all_members_are_queried_and_the_needed_number_is_r
     assert answers.members_queried.tolist() == [4] * 599
 
 
+def test_an_unknown_setting_of_a_cascade_is_refused(run: Path) -> None:
+    with pytest.raises(RecipeError, match="cascade has no setting 'max_ham'; did you mean 'max_harm'"):
+        calibrate(run, cascade={"max_ham": 0.1})
+
+
 def test_labels_are_not_used_for_disagreement(run: Path) -> None:
     options = CascadeOptions(max_harm=0.1, kind="differs")
     made = calibrate(run, cascade={"max_harm": 0.1, "kind": "differs"})
