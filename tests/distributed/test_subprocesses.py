@@ -13,7 +13,7 @@ import plateaux
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import UntrustedCodeError
 from plateaux.distributed.subprocesses import protected_children, read_output, run_python
-from plateaux.evaluation.options import EvalOptions
+from plateaux.errors import PlateauxError
 
 NAMES = ("torch", "json", "numpy", "pickle", "socket", "multiprocessing", "typer", "sitecustomize", "encodings")
 SMALL = {
@@ -107,7 +107,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
     def join(address: str | None) -> bool:
         addresses.append(address)
-        raise plateaux.PlateauxError("joined")
+        raise PlateauxError("joined")
 
     pytest.importorskip("ray", reason='Ray is not installed: pip install "plateaux[ray]"')
     monkeypatch.setattr("plateaux.distributed.ray_cluster.connect", join)
@@ -121,16 +121,15 @@ def test_the_address_of_an_untrusted_recipe_is_not_connected_to(joined: list[str
     with pytest.raises(UntrustedCodeError):
         plateaux.train(on_ray(), tmp_path / "run", trust=["cases"])  # another name
     assert joined == []
-    with pytest.raises(plateaux.PlateauxError, match="joined"):
+    with pytest.raises(PlateauxError, match="joined"):
         plateaux.train(on_ray(), tmp_path / "run", trust=["203.0.113.1:6379"])
     assert joined == ["203.0.113.1:6379"]
 
 
 def test_evaluation_on_a_cluster_is_refused_without_connecting_to_it(joined: list[str | None], tmp_path: Path) -> None:
     run = plateaux.train(on_ray(name="local"), tmp_path / "run")  # the local executor ignores the address
-    own = EvalOptions(executor={"name": "ray", "address": "mine:6379"}, no_cache=True)
-    with pytest.raises(plateaux.PlateauxError, match="executor = 'ray': evaluation runs in this process"):
-        plateaux.evaluate(run, options=own)
+    with pytest.raises(PlateauxError, match="executor = 'ray': evaluation runs in this process"):
+        plateaux.evaluate(run, executor={"name": "ray", "address": "mine:6379"})
     assert joined == []
 
 

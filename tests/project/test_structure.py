@@ -47,7 +47,16 @@ def definitions(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
 
 def test_the_root_of_the_package_contains_packages_and_public_modules() -> None:
     files = {path.name for path in ROOT.iterdir() if path.is_file()}
-    assert files == {"__init__.py", "__main__.py", "py.typed", "commands.py", "errors.py", "stats.py", "testing.py"}
+    assert files == {
+        "__init__.py",
+        "__init__.pyi",
+        "__main__.py",
+        "py.typed",
+        "commands.py",
+        "errors.py",
+        "stats.py",
+        "testing.py",
+    }
 
 
 def test_no_package_has_the_name_of_a_public_function() -> None:

@@ -21,7 +21,6 @@ from plateaux.core.errors import RunError
 from plateaux.core.types import Estimate
 from plateaux.data.sources import from_tensors
 from plateaux.evaluation.metrics.calibration import reliability
-from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.results import MetricResult
 from plateaux.reports import artifacts
 from plateaux.reports.export import to_html, write_figures
@@ -43,9 +42,7 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run with every kind of result that a report can show."""
     root = tmp_path_factory.mktemp("report") / "demo"
     plateaux.train(plateaux.Recipe.from_dict(RECIPE), root)
-    plateaux.evaluate(
-        root, metrics=["accuracy", "nll", "disagreement", "der"], options=EvalOptions(ensemble_sizes=True)
-    )
+    plateaux.evaluate(root, metrics=["accuracy", "nll", "disagreement", "der"], ensemble_sizes=True)
     run = Run.open(root)
     add_ood_predictions(run)
     hashes = {f"member {n}": run.weights_hash(n) for n in range(2)}

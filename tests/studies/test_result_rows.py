@@ -19,7 +19,6 @@ from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.evaluation.options import EvalOptions
 from plateaux.optim.sam import plain_gradient, sam
 from plateaux.storage.run import Run
 from plateaux.studies.result_rows import COSTS, ResultRow, cost_rows, read_results, results_from_run, results_from_study
@@ -59,8 +58,8 @@ def test_every_row_of_every_stored_result_is_returned_once(run: Run) -> None:
 def test_of_two_results_the_one_with_more_members_and_samples_counts(run: Run, tmp_path: Path) -> None:
     root = Path(shutil.copytree(run.store.root, tmp_path / "run"))
     before = results_from_run(Run.open(root))
-    evaluate(root, metrics=["accuracy"], options=EvalOptions(members=[0, 2]))
-    evaluate(root, metrics=["accuracy"], options=EvalOptions(limit=20))
+    evaluate(root, metrics=["accuracy"], members=[0, 2])
+    evaluate(root, metrics=["accuracy"], limit=20)
     assert len(Run.open(root).store.names("metrics")) == len(run.store.names("metrics")) + 2
     assert [(e.metric, e.row, e.value) for e in results_from_run(Run.open(root))] == [
         (e.metric, e.row, e.value) for e in before

@@ -49,11 +49,10 @@ def evaluated(root: Path, limit: int | None) -> list[MetricResult]:
     if not LocalStore(root).has("run.json"):
         file = data_root(None) / WEIGHTS
         plateaux.import_weights(root, recipe(), [f"{file}:resnet{depth}." for depth in DEPTHS])
-    options = plateaux.EvalOptions(limit=limit)
-    found = list(plateaux.evaluate(root, split=["test"], metrics=["all"], options=options))
-    found += plateaux.evaluate(root, split=[f"corrupted@{limit or 2000}"], metrics=list(CORRUPTED), options=options)
-    found += plateaux.robustness(found)
-    return [*found, *plateaux.detect_ood(root, SUITES, options=options)]
+    found = plateaux.evaluate(root, metrics=["all"], limit=limit)
+    corrupted = plateaux.evaluate(root, split=f"corrupted@{limit or 2000}", metrics=list(CORRUPTED), limit=limit)
+    outside = plateaux.detect_ood(root, SUITES, limit=limit)
+    return [*found, *corrupted, *corrupted.robustness(), *outside]
 
 
 def write(file: Path, found: Sequence[MetricResult]) -> None:

@@ -158,7 +158,9 @@ def train(
         return
     results = list(plateaux.evaluate(run)) if evaluate else []
     if results and loaded.run.trackers:
-        plateaux.log_results(run, results)
+        from plateaux.training.trackers import log_results
+
+        log_results(run, results)
     plain = {"run": str(root), "metrics": [result.to_dict() for result in results]}
     print_result(as_json, plain, lambda: metric_tables(results))
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from plateaux.core.errors import RunError, first_line
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.progress import Progress, WorkDone, log_messages
 from plateaux.deploy.agreement import SCORE_TOLERANCE, TOLERANCE, Agreement, compare_answers
 from plateaux.deploy.bundle import INPUT, OUTPUT, Bundle, check_golden, list_files, make_onnx_backend, write_manifest

@@ -15,7 +15,7 @@ from threading import RLock
 from typing import Any, Literal
 
 from plateaux.core.errors import DataError, RecipeError, first_line
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.registry import HUB_PREFIX
 from plateaux.data.files import data_root
 

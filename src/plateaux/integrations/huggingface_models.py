@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from plateaux.core.errors import PlateauxError, RecipeError, first_line
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.registry import HUB_PREFIX, NO_HUB_ACCESS, HubAccess, model
 from plateaux.integrations.huggingface_files import EXTRA, find_folder, is_plain_name, offline, read_json
 

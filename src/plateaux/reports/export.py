@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from plateaux.core.formatting import escape_csv, escape_markdown, json_safe, printable
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.row_names import RowName
 from plateaux.reports.report import Report
 from plateaux.reports.style import KINDS, Kind

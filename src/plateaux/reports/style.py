@@ -17,7 +17,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from plateaux.core.formatting import pluralize, printable
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.loss_landscape.plot_style import COLORS, DASHES, INK, PAPER, RC_PARAMS
 
 if TYPE_CHECKING:

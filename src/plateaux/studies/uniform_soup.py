@@ -8,7 +8,6 @@ from pathlib import Path
 
 from plateaux.core.row_names import RowName
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
 from plateaux.prediction.soup import soup
@@ -24,12 +23,15 @@ def evaluate_soup(run: Run, members: int, config: EvaluateConfig) -> list[Metric
 
     A loss barrier between members is no reason to refuse it: that a soup fails may be the result.
     """
-    some = EvalOptions(members=list(range(members)))
     with LocalStore(Path(run.store.root).parent).scratch() as folder:
-        made = soup(run, Path(folder.root) / "run", split="test", max_barrier=math.inf, options=some)
-        options = EvalOptions(cache_logits="off", corruption_cache=config.corruption_cache)
-        names = [*config.splits, *config.corruptions]
-        found = list(evaluate(made, split=names, metrics=["accuracy"], options=options))
+        made = soup(run, Path(folder.root) / "run", split="test", max_barrier=math.inf, members=range(members))
+        found = evaluate(
+            made,
+            split=[*config.splits, *config.corruptions],
+            metrics=["accuracy"],
+            cache_logits="off",
+            corruption_cache=config.corruption_cache,
+        )
     results = [each for each in found if "corruption" not in each.data] + robustness(found)
     return [_renamed(each) for each in results if each.metric.startswith("accuracy")]
 

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 import plateaux
 from plateaux.core.errors import RecipeError, UnknownNameError
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.registry import HubAccess, model
 from plateaux.models.architectures.resnet import Pad
 from plateaux.models.surgery import load_weights

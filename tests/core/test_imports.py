@@ -11,7 +11,7 @@ import pytest
 
 from plateaux.core import optional
 from plateaux.core.errors import RecipeError
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 
 NMS = "RuntimeError('operator torchvision::nms does not exist')"
 WRAPPED = f"try:\n    raise {NMS}\nexcept RuntimeError as error:\n    raise ModuleNotFoundError('wrapped') from error"

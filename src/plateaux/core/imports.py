@@ -1,11 +1,13 @@
-"""Imports of optional libraries, with an install command if one is missing or the torchvision below it does not fit."""
+"""Imports of optional libraries, with an install command, and of public names at their first use."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from traceback import format_exception
 from types import ModuleType
 from typing import Any
@@ -56,3 +58,26 @@ def _unfit(name: str) -> str:
 def _missing(name: str, extra: str, error: ModuleNotFoundError) -> str:
     what = f"{name} is not installed" if error.name in (name, None) else f"{name} needs {error.name}, which is missing"
     return f'{what}; run: pip install "plateaux[{extra}]"'
+
+
+def attach_stub(package: str, file: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__all__`, `__getattr__`, and `__dir__` of a package, whose stub has lines `from MODULE import X as X`."""
+    lines = Path(file).with_suffix(".pyi").read_text(encoding="utf-8").splitlines()
+    words = [line.split() for line in lines if line.startswith("from ")]
+    modules = {name: module for _, module, _, name, *_ in words}
+    namespace = vars(sys.modules[package])
+
+    def get(name: str) -> Any:
+        """Return a public name or a module of the package, which is imported now."""
+        if name in modules:
+            namespace[name] = value = getattr(import_module(modules[name]), name)
+            return value
+        if not name.startswith("_"):
+            try:
+                return import_module(f"{package}.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"{package}.{name}":
+                    raise
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return sorted(modules), get, lambda: sorted({*namespace, *modules})
