@@ -40,7 +40,7 @@ PRELOAD = (
     *("torch", "torch._inductor", "torch.distributed", "torch.testing", "numpy", "sklearn.metrics"),
     *("pytest", "hypothesis", "pydantic", "safetensors.torch", "scipy.stats", "pytorch_optimizer"),
 )
-COPIED = ("src", "tests", "recipes", "claims", "studies", "pyproject.toml")
+COPIED = ("src", "tests", "recipes", "pyproject.toml")
 
 
 def main() -> int:
