@@ -15,7 +15,7 @@ from plateaux.config.builders.training import build_method
 from plateaux.core.errors import RecipeError
 from plateaux.core.method import GradRequest, Method, StepContext
 from plateaux.core.types import Batch, TensorTree
-from plateaux.distributed.executors.local import LocalExecutor
+from plateaux.distributed.executors.local import local
 from plateaux.training.loop.state import StepOptions
 from plateaux.training.loop.step import step
 
@@ -126,7 +126,7 @@ def test_members_with_different_numbers_of_requests_are_rejected(mode: str) -> N
         make_state(corner(seed=number).module, build_method(row, number, GIVEN), number=number) for number in range(3)
     ]
     with pytest.raises(RecipeError, match="same number of gradients"):
-        step(LocalExecutor(mode, 1, (), "error"), states, [corner().batch] * 3, StepOptions())
+        step(local(mode=mode), states, [corner().batch] * 3, StepOptions())
 
 
 def test_a_recipe_with_different_numbers_of_requests_is_rejected_before_writing(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from plateaux.core.method import Method, Objective
 from plateaux.core.types import Batch, derive_seed
 from plateaux.data.loader import MemberLoader, cyclic_indices
 from plateaux.data.sources import InMemorySource, UnlabeledData, from_tensors
-from plateaux.distributed.executors.local import SINGLE_PROCESS, LocalExecutor
+from plateaux.distributed.executors.local import SINGLE_PROCESS, local
 from plateaux.methods.a2d import a2d
 from plateaux.methods.divdis import divdis
 from plateaux.methods.sed import random_members, sed
@@ -226,7 +226,7 @@ def test_inactive_members_run_no_forward_pass_and_do_not_change(mode: str) -> No
     ran: list[int] = []
     for one in members:
         one.module.register_forward_hook(lambda *_, number=one.number: ran.append(number))
-    executor = LocalExecutor(mode, 1, (), "error")
+    executor = local(mode=mode)
     for number in range(6):
         batch = points(number)
         chosen = random_members(2)(5, batch.seed)

@@ -28,7 +28,7 @@ class IdentityCollectives:
         return [positions] if is_joint else [[position] for position in positions]
 
     def map_members(self, output: OutputFn, modules: Sequence[MemberModule], batches: Sequence[Batch]) -> Tensor:
-        return run_loop(output, modules, batches)
+        return torch.stack(list(map(output, modules, batches)))
 
     def all_gather(self, rows: Tensor, *, batch: bool = False, own_member_only: bool = False) -> Tensor:
         return rows
@@ -49,8 +49,3 @@ class IdentityCollectives:
 
     def is_writer(self) -> bool:
         return True
-
-
-def run_loop(output: OutputFn, modules: Sequence[MemberModule], batches: Sequence[Batch]) -> Tensor:
-    """Compute the outputs of one member after the other: `[M, B, ...]`."""
-    return torch.stack([output(module, batch) for module, batch in zip(modules, batches, strict=True)])

@@ -17,8 +17,8 @@ from plateaux.core.member import MemberModule
 from plateaux.core.outputs import logits
 from plateaux.core.types import Batch
 from plateaux.distributed.executors import mesh as meshes
-from plateaux.distributed.executors.local import LocalExecutor, local, run_vmap
-from plateaux.distributed.identity_collectives import run_loop
+from plateaux.distributed.executors.local import VmapExecutor, local, run_vmap
+from plateaux.distributed.identity_collectives import IdentityCollectives
 from plateaux.optim.sample_scores import features
 
 
@@ -70,7 +70,7 @@ def test_equal_architectures_are_grouped_under_vmap(mode: Any, is_joint: bool, g
 def test_vmap_equals_the_loop(net: str, shared: bool) -> None:
     (members, batch), (others, _) = build_members(net), build_members(net)
     batches = [batch] * 3 if shared else [corner(net, seed=seed).batch for seed in range(3)]
-    one, other = run_vmap(logits, members, batches, "error"), run_loop(logits, others, batches)
+    one, other = run_vmap(logits, members, batches, "error"), IdentityCollectives().map_members(logits, others, batches)
     torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     one.square().sum().backward()
     other.square().sum().backward()
@@ -95,13 +95,15 @@ def test_vmap_supports_named_inputs() -> None:
     batches = [
         Batch({"a": torch.randn(4, 2), "b": torch.randn(4, 2)}, torch.zeros(4), torch.arange(4)) for _ in range(2)
     ]
-    torch.testing.assert_close(run_vmap(logits, members, batches, "error"), run_loop(logits, members, batches))
+    torch.testing.assert_close(
+        run_vmap(logits, members, batches, "error"), IdentityCollectives().map_members(logits, members, batches)
+    )
 
 
 def test_an_output_without_vmap_support_is_looped() -> None:
     members, batch = build_members("conv")
-    rows = LocalExecutor("vmap", 1, (), "error").map_members(features("0"), members, [batch] * 3)
-    torch.testing.assert_close(rows, run_loop(features("0"), members, [batch] * 3))
+    rows = VmapExecutor().map_members(features("0"), members, [batch] * 3)
+    torch.testing.assert_close(rows, IdentityCollectives().map_members(features("0"), members, [batch] * 3))
 
 
 def test_members_of_different_architectures_are_not_stacked() -> None:
@@ -112,8 +114,8 @@ def test_members_of_different_architectures_are_not_stacked() -> None:
     modules = [nn.Linear(2, 3), Doubled(2, 3), nn.Linear(2, 3), Doubled(2, 3)]
     members = [MemberModule(m, own=dict(m.named_parameters()), kind=type(m)) for m in modules]
     batch = Batch(torch.randn(5, 2), torch.zeros(5), torch.arange(5))
-    rows = LocalExecutor("vmap", 1, (), "error").map_members(logits, members, [batch] * 4)
-    torch.testing.assert_close(rows, run_loop(logits, members, [batch] * 4))
+    rows = VmapExecutor().map_members(logits, members, [batch] * 4)
+    torch.testing.assert_close(rows, IdentityCollectives().map_members(logits, members, [batch] * 4))
 
 
 def test_models_that_vmap_does_not_support_are_reported_with_an_alternative() -> None:

@@ -15,24 +15,31 @@ from plateaux.core.outputs import OutputFn, supports_vmap
 from plateaux.core.progress import Progress
 from plateaux.core.registry import executor
 from plateaux.core.types import Batch, TensorTree
-from plateaux.distributed.identity_collectives import IdentityCollectives, run_loop
+from plateaux.distributed.identity_collectives import IdentityCollectives
 from plateaux.distributed.process_pool import run_pool, run_sequentially
 
 
 class LocalExecutor(IdentityCollectives, Launcher):
     """One process holds all members; jobs run in it or in a pool of processes."""
 
-    def __init__(
-        self, mode: str = "loop", processes: int = 1, devices: Sequence[str] = (), randomness: str = "error"
-    ) -> None:
-        self.mode = mode
-        self.offloads = mode == "offload"
-        self._processes = processes
-        self._devices = devices
+    def __init__(self, processes: int = 1, devices: Sequence[str] = (), *, offloads: bool = False) -> None:
+        self._processes, self._devices, self.offloads = processes, devices, offloads
+
+    def launch(self, jobs: Sequence[Any], run_job: JobFn, progress: Progress) -> list[Failure]:
+        if self._processes > 1:
+            return run_pool(jobs, run_job, progress, processes=self._processes, devices=self._devices)
+        return run_sequentially(jobs, run_job, progress, device=self._devices[0] if self._devices else None)
+
+
+class VmapExecutor(LocalExecutor):
+    """Members of one architecture are stacked and computed in one call of vmap."""
+
+    def __init__(self, processes: int = 1, devices: Sequence[str] = (), randomness: str = "error") -> None:
+        super().__init__(processes, devices)
         self._randomness = randomness
 
     def groups(self, architectures: Sequence[Hashable], *, is_joint: bool) -> list[list[int]]:
-        if is_joint or self.mode != "vmap":
+        if is_joint:
             return super().groups(architectures, is_joint=is_joint)
         alike: dict[Hashable, list[int]] = {}
         for position, architecture in enumerate(architectures):
@@ -40,24 +47,20 @@ class LocalExecutor(IdentityCollectives, Launcher):
         return list(alike.values())
 
     def map_members(self, output: OutputFn, modules: Sequence[MemberModule], batches: Sequence[Batch]) -> Tensor:
-        if self.mode != "vmap" or not supports_vmap(output):
-            return run_loop(output, modules, batches)
+        if not supports_vmap(output):
+            return super().map_members(output, modules, batches)
         alike: dict[Hashable, list[int]] = {}
         for position, module in enumerate(modules):
             alike.setdefault((module.kind, _tensor_shapes(module)), []).append(position)
         rows: dict[int, Tensor] = {}
         for positions in alike.values():
             stack = [modules[i] for i in positions], [batches[i] for i in positions]
-            outputs = run_vmap(output, *stack, self._randomness) if len(positions) > 1 else run_loop(output, *stack)
+            is_alone = len(positions) == 1
+            outputs = super().map_members(output, *stack) if is_alone else run_vmap(output, *stack, self._randomness)
             if len(alike) == 1:
                 return outputs
             rows.update(zip(positions, outputs, strict=True))
         return torch.stack([rows[i] for i in range(len(modules))])
-
-    def launch(self, jobs: Sequence[Any], run_job: JobFn, progress: Progress) -> list[Failure]:
-        if self._processes > 1:
-            return run_pool(jobs, run_job, progress, processes=self._processes, devices=self._devices)
-        return run_sequentially(jobs, run_job, progress, device=self._devices[0] if self._devices else None)
 
 
 SINGLE_PROCESS = LocalExecutor()
@@ -72,7 +75,9 @@ def local(
     randomness: Literal["error", "different"] = "error",
 ) -> Executor:
     """This machine: members run in a loop, stacked with vmap, or offloaded to disk in turn."""
-    return LocalExecutor(mode, processes, devices, randomness)
+    if mode == "vmap":
+        return VmapExecutor(processes, devices, randomness)
+    return LocalExecutor(processes, devices, offloads=mode == "offload")
 
 
 def run_vmap(output: OutputFn, modules: Sequence[MemberModule], batches: Sequence[Batch], randomness: str) -> Tensor:
