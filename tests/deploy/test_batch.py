@@ -375,7 +375,7 @@ def test_the_command_predicts_inputs_and_splits(run: Path, folder: Path, tmp_pat
     code, _, message = predicted("-o", tmp_path / "b.csv")
     assert (code, "Neither inputs nor a split" in message) == (2, True)
     code, _, message = predicted(folder, "-o", tmp_path / "c.csv", "--limit", 10)
-    assert (code, "with options of a split" in message) == (2, True)
+    assert (code, "limit, and cache_logits belong to a split" in message) == (2, True)
     assert predicted(folder, "-o", tmp_path / "c.csv", "--split", "test")[0] == 2
     assert predicted(folder, "-o", tmp_path / "c.csv", "--address", "auto")[0] == 2
     assert predicted(folder, "-o", tmp_path / "c.doc")[0] == 2
