@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plateaux.core import optional
+from plateaux.core import imports
 from plateaux.core.errors import RecipeError
 from plateaux.core.imports import optional_import
 
@@ -36,7 +36,7 @@ def test_an_incompatible_torchvision_is_named_with_the_version_of_torch(
 ) -> None:
     (tmp_path / "visitor.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(optional, "version", {"torch": "2.13.0+cpu", "torchvision": "0.28.0"}.__getitem__)
+    monkeypatch.setattr(imports, "version", {"torch": "2.13.0+cpu", "torchvision": "0.28.0"}.__getitem__)
     with pytest.raises(RecipeError, match=r"visitor needs torchvision, .* 0\.28\.0\) does not fit torch 2\.13\.0") as e:
         optional_import("visitor", extra="vision")
     assert 'pip install "torch==2.13.0+cpu" torchvision --index-url' in str(e.value)
@@ -59,7 +59,7 @@ def test_an_incompatible_torchvision_is_detected_when_transformers_is_imported(
         monkeypatch.delitem(sys.modules, name, raising=False)
         (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(optional, "version", str)
+    monkeypatch.setattr(imports, "version", str)
     with pytest.raises(RecipeError, match="transformers needs torchvision"):
         optional_import("transformers", extra="text")
     del sys.modules["transformers"]
