@@ -136,7 +136,7 @@ MEANINGS = {
     "train.deterministic": "set torch's flag that rejects nondeterministic operations",
     "train.randomness": "how vmap treats dropout: reject it, or allow results that differ from a loop",
     "executor.name": "an executor: `local`, `mesh` or `ray`",
-    "executor.mode": "how `local` runs members; see [executors](../concepts/executors.md)",
+    "executor.mode": "how `local` runs members; see [executors](../guides/scale-out.md)",
     "executor.processes": "`local`: size of the process pool; `mesh`: number of processes to start; `ray`: processes "
     "of members that train jointly",
     "executor.devices": 'devices to use, such as `["0", "1"]` or `["cpu"]`; default: the best available',
