@@ -94,12 +94,14 @@ def _options(command: Any) -> list[Any]:
 
 def _row(param: Any) -> str:
     names = _names(param) if param.param_type_name == "option" else f"`{_metavar(param)}`"
-    default = _default(param) if param.param_type_name == "option" else ""
-    return f"| {names} | {_type(param)} | {default} | {_cell(param.help or '')} |"
+    kind = _type(param)
+    if param.param_type_name == "option" and (default := _default(param)):
+        kind += f", {default}"
+    return f"| {names} | {kind} | {_cell(param.help or '')} |"
 
 
 def _table(rows: list[str]) -> list[str]:
-    return ["| option | type | default | meaning |", "|---|---|---|---|", *rows, ""] if rows else []
+    return ["| option | type, default | meaning |", "|---|---|---|", *rows, ""] if rows else []
 
 
 def _command(name: str, command: Any, shared: dict[str, Any]) -> list[str]:
@@ -158,7 +160,7 @@ def _default(param: Any) -> str:
     if param.required:
         return "required"
     if param.type_descriptor.annotation is bool:
-        return "on" if param.default else "off"
+        return "on" if param.default else ""
     if param.default in (None, (), []):
         return ""
     return f"`{param.default}`"
