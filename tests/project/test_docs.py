@@ -28,6 +28,7 @@ from plateaux.cli.main import KINDS, app
 from plateaux.config.builtin import recipe_file
 from plateaux.core import registry
 from plateaux.core.formatting import split_names
+from plateaux.errors import PlateauxError
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.loss_landscape.probe import get_probes
 
@@ -297,7 +298,7 @@ def test_toml_blocks_are_recipes(folder: Path) -> None:
             if block.language == "toml":
                 try:
                     plateaux.Recipe.parse(block.text, where=name_of(page))
-                except plateaux.PlateauxError as error:
+                except PlateauxError as error:
                     problems.append(str(error))
     assert problems == []
 
