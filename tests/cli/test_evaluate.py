@@ -118,18 +118,7 @@ def test_a_device_that_does_not_exist_is_refused_without_a_traceback(run: str) -
 
 
 def test_the_command_evaluates_on_a_mesh(run: str) -> None:
-    words = [
-        "evaluate",
-        run,
-        "--metrics",
-        "accuracy,nll",
-        "--cache-logits",
-        "off",
-        "--executor",
-        "mesh",
-        "--processes",
-        "2",
-    ]
+    words = ["evaluate", run, "--metrics", "accuracy,nll", "--cache-logits", "off"]
     done = subprocess.run(
         [sys.executable, "-m", "plateaux", *words, "--executor", "mesh", "--processes", "2"],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240, check=False,
