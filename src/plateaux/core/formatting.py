@@ -39,15 +39,6 @@ def format_significant(value: float, digits: int = 3) -> str:
     return f"{value:.{max(places, 0)}f}"
 
 
-def round_significant(value: float, digits: int) -> float:
-    """Return a number rounded to a given number of significant digits.
-
-    >>> round_significant(0.123456789, 6)
-    0.123457
-    """
-    return float(f"{value:.{digits}g}")
-
-
 def format_with_stderr(value: Estimate, percent: bool = False) -> str:
     """Return a number with its standard error, to two significant digits of the error.
 

@@ -163,16 +163,6 @@ class Evaluator(LoadedRun):
             stream = writer.record(stream, self.executor)
         return EvalStream(self.executor, stream, {**_describe(identity, len(ids)), "logits": "computed"}, len(ids))
 
-    def is_cached(self, split: EvalSplit, metrics: Mapping[str, Metric]) -> bool:
-        """Return whether all outputs that these metrics need are cached."""
-        outputs = list(dict.fromkeys(metric.output for metric in metrics.values()))
-        return self._may_cache(split) and self._cache(self.split_identity(split)).has(self.hashes, outputs)
-
-    def open_ids(self, split: EvalSplit) -> tuple[dict[str, Any], torch.Tensor]:
-        """Return a description of the samples and their ids, after checking that they are the run's own."""
-        identity = self.split_identity(split)
-        return {name: value for name, value in identity.items() if name != "split"}, self._open(split, identity)[1]
-
     def split_identity(self, split: EvalSplit) -> dict[str, Any]:
         """Return what identifies the samples of a split."""
         first = split.limit or self.limit
