@@ -31,7 +31,7 @@ from _results import read_numbers
 from plateaux.core.stats.intervals import Interval
 from plateaux.storage.local_store import LocalStore
 from plateaux.studies.claims.contrasts import ResultLike
-from plateaux.studies.result_rows import read_results, results_from_study
+from plateaux.studies.results import read_results, results_from_study
 
 PLAIN = {"method": "deep ensemble"}
 OOD = Column("OOD AUROC", "ood", "all", ENSEMBLE)

@@ -19,7 +19,7 @@ from plateaux.core.row_names import RowName
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA
 from plateaux.storage.local_store import LocalStore
 from plateaux.studies.packed_results import encode_results
-from plateaux.studies.result_rows import read_results
+from plateaux.studies.results import read_results
 
 LOGITS = "ensemble (mean logit)"
 MANY_ROWS = ("ood", "accuracy under corruption", "mean corruption error (not normalized)")

@@ -24,7 +24,7 @@ from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.tables import CAPTION, format_value, to_markdown
 from plateaux.storage.local_store import LocalStore
 from plateaux.studies.packed_results import encode_results
-from plateaux.studies.result_rows import read_results, to_metric_result, to_stored
+from plateaux.studies.results import read_results, to_metric_result, to_stored
 
 DEPTHS = (20, 32, 44, 56)
 WEIGHTS = "weights/resnet20_32_44_56_cifar10.safetensors"
@@ -49,10 +49,11 @@ def evaluated(root: Path, limit: int | None) -> list[MetricResult]:
     if not LocalStore(root).has("run.json"):
         file = data_root(None) / WEIGHTS
         plateaux.import_weights(root, recipe(), [f"{file}:resnet{depth}." for depth in DEPTHS])
-    found = plateaux.evaluate(root, metrics=["all"], limit=limit)
-    corrupted = plateaux.evaluate(root, split=f"corrupted@{limit or 2000}", metrics=list(CORRUPTED), limit=limit)
-    outside = plateaux.detect_ood(root, SUITES, limit=limit)
-    return [*found, *corrupted, *corrupted.robustness(), *outside]
+    options = plateaux.EvalOptions(limit=limit)
+    found = list(plateaux.evaluate(root, split=["test"], metrics=["all"], options=options))
+    found += plateaux.evaluate(root, split=[f"corrupted@{limit or 2000}"], metrics=list(CORRUPTED), options=options)
+    found += plateaux.robustness(found)
+    return [*found, *plateaux.detect_ood(root, SUITES, options=options)]
 
 
 def write(file: Path, found: Sequence[MetricResult]) -> None:

@@ -27,7 +27,7 @@ from _method_tables import (
 from power import repetitions_for
 
 from plateaux.studies.claims.claim import read_claims
-from plateaux.studies.result_rows import ResultRow, read_results, results_from_study
+from plateaux.studies.results import ResultRow, read_results, results_from_study
 
 RULES = ("paper", "released", "released_boost")
 CLAIMS = (4, 5, 6, 7)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from plateaux.studies.result_rows import ResultRow, results_from_study
+from plateaux.studies.results import ResultRow, results_from_study
 
 ENSEMBLE = "ensemble (mean probability)"
 Settings = Mapping[str, Any]

@@ -18,7 +18,7 @@ from pathlib import Path
 import plateaux
 from plateaux.core.progress import Message, ProgressEvent
 from plateaux.core.row_names import MEAN_OF_MEMBERS, MEAN_OF_PAIRS, MEAN_PROBABILITY
-from plateaux.studies.result_rows import ResultRow, results_from_study
+from plateaux.studies.results import ResultRow, results_from_study
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
 

@@ -44,7 +44,7 @@ from plateaux.data.files import data_root
 from plateaux.data.sources import InMemorySource, Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.ensembles.ood_scores import OOD_SCORES, compare
-from plateaux.ensembles.soup_weights import uniform
+from plateaux.ensembles.soup import uniform
 from plateaux.evaluation.splits import ResizedSource
 from plateaux.storage.feature_cache import FeatureSource, prepare_features, through_backbone
 from plateaux.storage.local_store import LocalStore
