@@ -66,7 +66,6 @@ pages:  ## write the generated pages and pictures of the documentation again
 	$(PYTHON) docs/make_cli_page.py
 	$(PYTHON) docs/make_architecture_picture.py
 	$(PYTHON) docs/make_sharpbalance_picture.py
-	$(PYTHON) docs/make_licenses_page.py
 
 docs:  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

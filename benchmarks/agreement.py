@@ -142,7 +142,7 @@ def infer(connection: HTTPConnection, batch: Arrays, outputs: Sequence[str]) -> 
 
 def measure(results: Results, part: str, run: plateaux.Run, folder: Path) -> None:
     """Export a calibrated run, and compare its bundle and the service with it."""
-    plateaux.calibrate(run, split="test", fraction=0.5, fit=plateaux.CalibrationOptions(target_risk=RISKS[part]))
+    plateaux.calibrate(run, split="test", fraction=0.5, target_risk=RISKS[part])
     begin = time.perf_counter()
     bundle = plateaux.export(run, folder / "bundle")
     results.add(f"{part}: export, seconds", time.perf_counter() - begin)

@@ -20,7 +20,6 @@ from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.ensembles.temperature import apply, calibrate_then_pool, fit, pool_then_calibrate
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.member_outputs import MemberOutputs, predict_all
-from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.splits import eval_split
 
 DEPTHS = (20, 32, 44, 56)
@@ -82,8 +81,8 @@ def main() -> None:
         results.finish()
         return
     with tempfile.TemporaryDirectory() as folder:
-        options = EvalOptions(limit=400 if args.quick else None)
-        evaluator = Evaluator(plateaux.open_run(args.run or import_networks(folder)), options=options)
+        run = plateaux.open_run(args.run or import_networks(folder))
+        evaluator = Evaluator(run, limit=400 if args.quick else None)
         outputs = predict_all(evaluator, eval_split(evaluator.recipe, evaluator.data_info, "test"))
     splits = [evaluate_split(outputs, split) for split in range(20)]
     for name in splits[0]:

@@ -25,7 +25,6 @@ from plateaux.ensembles.cascade import Cascade, CascadeOptions, fit
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.member_outputs import MemberOutputs, predict_all
-from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.splits import eval_split
 
 DEPTHS = (20, 32, 44, 56)
@@ -76,7 +75,7 @@ def train_members(folder: str, part: str, *, quick: bool) -> str:
 
 
 def predict_test(run: str, limit: int | None) -> MemberOutputs:
-    evaluator = Evaluator(plateaux.open_run(run), options=EvalOptions(limit=limit))
+    evaluator = Evaluator(plateaux.open_run(run), limit=limit)
     return predict_all(evaluator, eval_split(evaluator.recipe, evaluator.data_info, "test"))
 
 

@@ -26,10 +26,10 @@ from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.models.backbone import Backbone
 from plateaux.models.surgery import size_in_bytes
 from plateaux.storage.feature_cache import FeatureSource, prepare_features, training_sources, with_cached_features
+from plateaux.training.loop.setup import build_train_states
+from plateaux.training.loop.state import StepOptions
+from plateaux.training.loop.step import step
 from plateaux.training.model_check import check_model
-from plateaux.training.setup import build_train_states
-from plateaux.training.state import StepOptions
-from plateaux.training.step import step
 
 CPU = torch.device("cpu")
 CONTROL = "a step / a step of an MLP head"

@@ -32,8 +32,8 @@ from plateaux.methods.divdis import divdis
 from plateaux.methods.sed import sed
 from plateaux.models.surgery import size_in_bytes
 from plateaux.optim.losses import cross_entropy
-from plateaux.training.state import SharedLRScheduler, StepOptions, TrainState
-from plateaux.training.step import step
+from plateaux.training.loop.state import SharedLRScheduler, StepOptions, TrainState
+from plateaux.training.loop.step import step
 
 LOSS = cross_entropy()
 AGAIN = "SED, again"

@@ -38,7 +38,7 @@ from plateaux.distributed.stop_signal import StopFlag
 from plateaux.storage.run import Run
 from plateaux.storage.run_info import DataInfo, RunInfo
 from plateaux.training.jobs import Job
-from plateaux.training.trainer import Trainer
+from plateaux.training.loop.trainer import Trainer
 
 DEVICE = torch.device("cpu")
 Epoch = Callable[[int], None]

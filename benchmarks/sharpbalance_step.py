@@ -32,8 +32,8 @@ from plateaux.methods.sam import sam
 from plateaux.methods.sharpbalance import sharpbalance
 from plateaux.optim.losses import cross_entropy
 from plateaux.storage.local_store import LocalStore
-from plateaux.training.state import StepOptions, TrainState
-from plateaux.training.step import step
+from plateaux.training.loop.state import StepOptions, TrainState
+from plateaux.training.loop.step import step
 
 PARTS = ("fp32", "bf16", "lookup")
 SHARES = (0.25, 0.5, 0.75)

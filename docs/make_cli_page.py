@@ -3,7 +3,7 @@
 python docs/make_cli_page.py            # write the page
 python docs/make_cli_page.py --check    # exit code 1 if the page is out of date
 
-Commands, arguments, options, defaults and help texts come from `plateaux.cli`, exit codes from the README.
+Commands, arguments, options, defaults and help texts come from `plateaux.cli`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import typer
-from _generated import ROOT, write_or_check
+from _generated import write_or_check
 
+from plateaux.cli.common import CODES
 from plateaux.cli.main import app
 
 PAGE = Path(__file__).parent / "reference" / "cli.md"
@@ -35,8 +36,19 @@ HEAD = """\
 <!-- Written by docs/make_cli_page.py from the Typer application. Change the code and run the script again. -->
 
 `--help` after any command prints the same text. Commands print tables in a terminal, and JSON if the output is piped or
-`--json` is given. [Exit codes](#exit-codes) are listed at the end.
+`--json` is given.
 """
+SHARED = 3  # an option with one meaning in so many commands is described once
+EXIT_CODES = {
+    0: "success",
+    1: "a process or another part failed; the message gives the reason",
+    2: "invalid recipe or arguments",
+    3: "data are missing or damaged",
+    4: "the run folder or the storage cannot be used",
+    5: "a loss became NaN or infinite",
+    6: "the recipe names code that is neither marked as a plug-in nor trusted",
+    75: "interrupted after a checkpoint: run the same command again",
+}
 TYPES = {str: "text", int: "integer", float: "number", Path: "path"}
 
 
@@ -47,18 +59,26 @@ def page() -> str:
     commands = {name: each for name, each in found.items() if each.callback.__module__.startswith("plateaux.")}
     listed = [name for names in GROUPS.values() for name in names]
     assert sorted(listed) == sorted(commands), f"docs/make_cli_page.py: GROUPS differs: {set(listed) ^ set(commands)}"
-    parts = [HEAD, *_overview(commands)]
+    shared = _shared(commands)
+    parts = [HEAD, "## Options of several commands", "", *_table([_row(param) for param in shared.values()])]
     for title, names in GROUPS.items():
-        parts += [f"## {title}", "", *(line for name in names for line in _command(name, commands[name]))]
+        parts += [f"## {title}", "", *(line for name in names for line in _command(name, commands[name], shared))]
     return "\n".join([*parts, *_exit_codes()])
 
 
+def _shared(commands: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that several commands have with the same meaning, by their row of the table."""
+    found: dict[str, list[Any]] = {}
+    for name in (name for names in GROUPS.values() for name in names):
+        for param in _options(commands[name]):
+            found.setdefault(_row(param), []).append(param)
+    return {row: params[0] for row, params in found.items() if len(params) >= SHARED}
+
+
 def _exit_codes() -> list[str]:
-    """Return the section about exit codes: the table of the README."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = re.search(r"^\| exit code \|.*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)
-    assert table, "README.md has no table of exit codes"
-    return ["## Exit codes", "", table[0], ""]
+    """Return the section about exit codes."""
+    rows = [f"| {code} | {EXIT_CODES[code]} |" for code in sorted({0, *(code for _, code in CODES)})]
+    return ["## Exit codes", "", "| exit code | meaning |", "|---|---|", *rows, ""]
 
 
 def _commands(prefix: str, command: Any) -> list[tuple[str, Any]]:
@@ -68,29 +88,32 @@ def _commands(prefix: str, command: Any) -> list[tuple[str, Any]]:
     return [pair for group in pairs for pair in group]
 
 
-def _overview(commands: dict[str, Any]) -> list[str]:
-    rows = []
-    for names in GROUPS.values():
-        for name in names:
-            anchor = "plateaux-" + name.replace(" ", "-")
-            rows.append(f"| [`{name}`](#{anchor}) | {_cell(_help(commands[name])[0])} |")
-    return ["| command | action |", "|---|---|", *rows, ""]
+def _options(command: Any) -> list[Any]:
+    return [param for param in command.params if param.param_type_name == "option" and not param.hidden]
 
 
-def _command(name: str, command: Any) -> list[str]:
+def _row(param: Any) -> str:
+    names = _names(param) if param.param_type_name == "option" else f"`{_metavar(param)}`"
+    kind = _type(param)
+    if param.param_type_name == "option" and (default := _default(param)):
+        kind += f", {default}"
+    return f"| {names} | {kind} | {_cell(param.help or '')} |"
+
+
+def _table(rows: list[str]) -> list[str]:
+    return ["| option | type, default | meaning |", "|---|---|---|", *rows, ""] if rows else []
+
+
+def _command(name: str, command: Any, shared: dict[str, Any]) -> list[str]:
     arguments = [param for param in command.params if param.param_type_name == "argument" and not param.hidden]
-    options = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
+    options = _options(command)
     usage = " ".join(["plateaux", name, *(_metavar(param) for param in arguments), *(["[OPTIONS]"] if options else [])])
     summary, *rest = _help(command)
     lines = [f"### plateaux {name}", "", summary, "", "```text", usage, "```", ""]
-    if arguments:
-        rows = [f"| `{_metavar(param)}` | {_type(param)} | {_cell(param.help or '')} |" for param in arguments]
-        lines += ["| argument | type | meaning |", "|---|---|---|", *rows, ""]
-    if options:
-        rows = [
-            f"| {_names(param)} | {_type(param)} | {_default(param)} | {_cell(param.help or '')} |" for param in options
-        ]
-        lines += ["| option | type | default | meaning |", "|---|---|---|---|", *rows, ""]
+    own = [param for param in (*arguments, *options) if param.help and _row(param) not in shared]
+    lines += _table([_row(param) for param in own])
+    known = [_names(param) for param in options if _row(param) in shared]
+    lines += [f"Also {', '.join(known)}.", ""] if known else []
     for paragraph in rest:
         lines += [paragraph, ""]
     return lines
@@ -137,7 +160,7 @@ def _default(param: Any) -> str:
     if param.required:
         return "required"
     if param.type_descriptor.annotation is bool:
-        return "on" if param.default else "off"
+        return "on" if param.default else ""
     if param.default in (None, (), []):
         return ""
     return f"`{param.default}`"

@@ -9,6 +9,7 @@ Names, types and defaults come from the code. The meaning of every key is in MEA
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -36,24 +37,21 @@ A recipe is a TOML file that describes the whole experiment. `[data]` and `[mode
 have defaults. `plateaux train RECIPE --set section.key=value` is the only override. `plateaux recipe check RECIPE`
 checks a recipe without training, and `plateaux recipe schema` prints a JSON schema for editors.
 
-A section that names a plug-in (`[data]`, `[model]`, `[method]`, `[loss]`, `[optimizer]`, `[[lr_scheduler]]`) takes the
-options of that plug-in as additional keys. **A number can be a list with one value per member**:
-`rho = [0.05, 0.1, 0.2]` is SAM with a different radius for each of three members, and `lr = [0.05, 0.1, 0.2]` is a
-hyperparameter ensemble. `model.name` can also be such a list.
+A section that names a plug-in takes the options of that plug-in as additional keys. **A number can be a list with one
+value per member**: `rho = [0.05, 0.1, 0.2]` is SAM with a different radius for each of three members. `model.name` can
+also be such a list. A key without a default is unset.
 
 `[executor]`, `[run]`, `[probe]` and the number of members do not determine the weights of a member, so a run can be
-continued with other values of them. There are two exceptions: `sync_batchnorm = false` on a mesh changes more than the
-last digits, and after a data partition no member can be added or removed. If the recipe of a run folder differs in any
-other key, the run is rejected and the difference is printed.
+continued with other values of them, except `sync_batchnorm = false` on a mesh, and the number of members after a data
+partition. If the recipe of a run folder differs in any other key, the run is rejected and the difference is printed.
 """
 
 NOTES = {
     "data": "Files are searched in the data root: `root`, or the folder in the environment variable PLATEAUX_DATA, or "
     "`data`. The `path` of `arrays` and `image_folder` is searched there and, if `root` is not set, then in the "
-    "current folder, where `plateaux` was started; the folder of the recipe does not matter. `hf:<name>` is a folder "
-    "or an id of the hub, which is downloaded only with `--download`; see [Hugging Face](../guides/hugging-face.md).",
-    "model": "`hf:<name>` is a folder or an id of the hub, which is downloaded only with `--download`; see "
+    "current folder. `hf:<name>` is a folder or an id of the hub, which is downloaded only with `--download`; see "
     "[Hugging Face](../guides/hugging-face.md).",
+    "model": "`hf:<name>` is as for data. N stands for the number in the name.",
 }
 
 MEANINGS = {
@@ -69,15 +67,14 @@ MEANINGS = {
     "data.drop_last": "skip the last batch of an epoch if it is smaller than the others",
     "data.crop": "pad images by this many pixels and crop them to their original size at random",
     "data.crop_fill": "value of the padding of `crop`, from 0 to 255",
-    "data.resized_crop": "crop a random box with an area in this range, such as `[0.08, 1.0]`, and an aspect ratio "
-    "from 3/4 to 4/3, and resize it to the size of the image; instead of `crop`",
+    "data.resized_crop": "crop a random box with an area in this range, such as `[0.08, 1.0]`, and resize it; instead "
+    "of `crop`",
     "data.flip": "flip half of the images horizontally, at random",
     "data.mixup": "alpha of mixup; 0 turns it off",
     "data.cutmix": "alpha of cutmix; 0 turns it off",
-    "data.label_noise": "symmetric label noise: this fraction of the training labels is replaced by another class, "
-    "drawn from the seed of the run; a validation split has it too, test labels stay as they are",
-    "data.bootstrap": "bagging: every member trains on its own bootstrap sample, drawn with replacement; its size is "
-    "this fraction of the training samples (1.0: as many draws as samples); see "
+    "data.label_noise": "this fraction of the training labels is replaced by another class, drawn from the seed; a "
+    "validation split has it too, test labels do not",
+    "data.bootstrap": "bagging: every member draws this fraction of the training samples, with replacement; see "
     "[sources of diversity](../guides/sources-of-diversity.md)",
     "data.unlabeled": "another data set whose samples are added to every batch without their labels, or N of its "
     "samples: `tinyimagenet32@1000`; see [joint training](../guides/joint-training.md)",
@@ -89,9 +86,8 @@ MEANINGS = {
     "model.weights_prefix": "load only the weights with this prefix from that file; can be a list with one per member",
     "model.strict": "`false`: the file can lack the last layer, and weights of a different shape are skipped",
     "model.freeze": "modules that are not trained; all members share them, and they are stored once",
-    "model.sparsity": "fraction of the weights that pruning sets to zero at the start; they stay zero during training. "
-    "The first and the last layer stay dense and are not counted. The other layers get ERK densities and keep their "
-    "largest weights; see [decision 8](../decisions/0008-pruning-at-initialization.md)",
+    "model.sparsity": "fraction of the weights that pruning sets to zero at the start, without the first and the last "
+    "layer; see [decision 8](../decisions/0008-pruning-at-initialization.md)",
     "model.lora": "low-rank adapters on selected linear layers, such as "
     '`{ rank = 4, alpha = 8, target_modules = ["*.query", "*.value"] }`; all other weights are frozen and shared, '
     "except the last layer or the modules named in `modules_to_save`; see [LoRA](../guides/lora.md)",
@@ -136,7 +132,7 @@ MEANINGS = {
     "train.deterministic": "set torch's flag that rejects nondeterministic operations",
     "train.randomness": "how vmap treats dropout: reject it, or allow results that differ from a loop",
     "executor.name": "an executor: `local`, `mesh` or `ray`",
-    "executor.mode": "how `local` runs members; see [executors](../concepts/executors.md)",
+    "executor.mode": "how `local` runs members; see [executors](../guides/scale-out.md)",
     "executor.processes": "`local`: size of the process pool; `mesh`: number of processes to start; `ray`: processes "
     "of members that train jointly",
     "executor.devices": 'devices to use, such as `["0", "1"]` or `["cpu"]`; default: the best available',
@@ -186,7 +182,7 @@ def page() -> str:
 
 def _sections() -> list[str]:
     plain = {name: field for name, field in Recipe.model_fields.items() if not _model_in(field.annotation)}
-    parts = [_table("Top level", "", "The complete configuration of an experiment.", plain)]
+    parts = [_table("Top level", "", "", plain)]
     for name, field in Recipe.model_fields.items():
         part = _model_in(field.annotation)
         if part is not None:
@@ -210,7 +206,7 @@ def _table(title: str, section: str, words: str, found: dict[str, Any]) -> str:
     for name, field in found.items():
         path = f"{section}.{name}".lstrip(".")
         assert path in MEANINGS, f"docs/make_recipe_page.py: add the meaning of {path} to MEANINGS"
-        default = "required" if field.is_required() else _show(field.default)
+        default = "required" if field.is_required() else "" if field.default is None else _show(field.default)
         lines.append(f"| `{name}` | {_type(field.annotation, field.metadata)} | {default} | {MEANINGS[path]} |")
     return "\n".join([*lines, ""])
 
@@ -221,23 +217,36 @@ def _losses() -> str:
 
 
 def _plugins(kind: str, title: str, registry: Registry) -> str:
-    listed = registry.describe()
-    rows = []
-    for name, words in listed.items():
+    rows: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, words in registry.describe().items():
         prefix = name.removesuffix("<name>")
         factory = registry.prefixes[prefix] if name.endswith("<name>") else registry.get(name)
-        rows.append(f"| `{name}` | {_options(factory, hidden=('name',))} | {words} |")
+        # Networks that differ in their numbers only, such as resnet8 and resnet14, have one row.
+        key = (_options(factory, hidden=("name",)), re.sub(r"\d+", "0", words) if kind == "model" else words)
+        rows.setdefault(key, []).append((name, words))
+    lines = []
+    for (options, _), found in rows.items():
+        names = ", ".join(f"`{name}`" for name, _ in found)
+        words = [each.split() for _, each in found]
+        text = " ".join(
+            parts[0] if len(set(parts)) == 1 else re.sub(r"\d+", "N", parts[0]) for parts in zip(*words, strict=True)
+        )
+        lines.append(f"| {names} | {options} | {text} |")
     notes = [NOTES[kind], ""] if kind in NOTES else []
     head = [f"| `{kind}.name` | options | description |", "|---|---|---|"]
-    return "\n".join([f"## {title}", "", *notes, *head, *rows, ""])
+    return "\n".join([f"## {title}", "", *notes, *head, *lines, ""])
 
 
 def _options(factory: Any, hidden: tuple[str, ...] = ()) -> str:
     shown = []
     for name, (_, default) in fields(factory).items():
         if name not in hidden:
-            shown.append(f"`{name}`" if default is ... else f"`{name}` = {_show(default)}")
+            shown.append(f"`{name}`" if default in (..., None) else f"`{name}={json.dumps(_plain(default))}`")
     return ", ".join(shown) or "none"
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _sentence(factory: Any) -> str:
@@ -278,11 +287,7 @@ def _range(limits: Sequence[Any]) -> str:
 
 
 def _show(value: Any) -> str:
-    if value is None:
-        return "unset"
-    if isinstance(value, tuple | list):
-        return f"`{json.dumps(list(value))}`"
-    return f"`{json.dumps(value)}`"
+    return f"`{json.dumps(_plain(value))}`"
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ from plateaux.optim.losses import cross_entropy
 from plateaux.optim.sam import sam
 from plateaux.storage.run import Run
 from plateaux.storage.run_info import DataInfo, RunInfo, SplitInfo
-from plateaux.training import trainer
-from plateaux.training.state import StepOptions, StepStats, TrainState
-from plateaux.training.step import step
+from plateaux.training.loop import trainer
+from plateaux.training.loop.state import StepOptions, StepStats, TrainState
+from plateaux.training.loop.step import step
 from plateaux.training.train import train
 
 GIVEN = Components(trust=("cases",))

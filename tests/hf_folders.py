@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 
 WORDS = tuple(f"w{number}" for number in range(16))
 TINY_BERT: dict[str, Any] = {

@@ -14,7 +14,7 @@ from typing import Any
 import plateaux
 from plateaux.data.datasets.toy import blobs
 from plateaux.data.sources import DataSplits
-from plateaux.training import trainer
+from plateaux.training.loop import trainer
 
 SETTINGS: dict[str, Any] = {"log": "", "pause": 0.0, "flaw": ""}
 plain_step = trainer.step

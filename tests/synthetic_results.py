@@ -12,7 +12,7 @@ import numpy as np
 from plateaux.core.row_names import ALL_MEMBERS, MEAN_OF_PAIRS, MEAN_PROBABILITY, row_name
 from plateaux.reports.figures.gallery import SplitPredictions
 from plateaux.reports.figures.partition import SamSets
-from plateaux.studies.results import ResultRow
+from plateaux.studies.result_rows import ResultRow
 
 LONG = "a very long name of sixty characters, as people like to write"[:60]
 ROWS = {"accuracy": True, "nll": False, "ece": True}  # metric -> whether in percent

@@ -6,9 +6,9 @@ like those of Plateaux.
 
 from plateaux.cli.common import AsJson, print_result, progress_bar
 from plateaux.core.formatting import format_duration
-from plateaux.core.optional import optional_import
-from plateaux.core.plot_style import COLORS, RC_PARAMS
+from plateaux.core.imports import optional_import
 from plateaux.core.progress import Progress, WorkDone, log_messages
+from plateaux.loss_landscape.plot_style import COLORS, RC_PARAMS
 from plateaux.storage.atomic import write_atomic
 
 __all__ = [

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.errors import RecipeError, suggest
-from plateaux.core.optional import optional_import
-from plateaux.core.seeds import derive_seed
+from plateaux.core.imports import optional_import
+from plateaux.core.plain_types import derive_seed
 from plateaux.data.corruptions.corrupt import CORRUPTIONS
 
 __all__ = ["write_data"]

@@ -240,7 +240,7 @@ OPTIONS = (
     "--strategy", "--max-barrier", "--size", "--metric", "--unique", "--eval-split", "--probes", "--plots",
     "--batchnorm", "--format", "--figures-dir", "--only-figures", "--max-runs", "--filter", "--results-only",
     "--dry-run", "--trust", "--json", "--markdown", "--ensemble-sizes", "--calibrated", "--exclude-calibration-ids",
-    "--no-cache", "--mode", "--min-members", "--branch-from", "--model", "--weights", "--data", "--evidence",
+    "--mode", "--min-members", "--branch-from", "--model", "--weights", "--data", "--evidence",
     "--quiet", "--nope", "--help", "--matrices", "--inits", "--devices",
 )  # fmt: skip
 WORDS = (

@@ -14,7 +14,6 @@ from rich.console import Console
 
 import plateaux
 from plateaux.evaluation import tables
-from plateaux.evaluation.options import EvalOptions
 from tests.cli.test_main import SMALL, call
 
 pytestmark = pytest.mark.xdist_group("cli_evaluate")  # one worker trains the run once
@@ -77,7 +76,7 @@ def test_ood_detection_of_the_test_samples_themselves_has_auroc_one_half(run: st
     assert {each["metric"] for each in both} > {"accuracy", "ood"}
     assert both[0]["data"]["samples"] == 100
     assert call("evaluate", run, "--split", "test@many")[0] == 4
-    assert "There is no dataset called" in call("evaluate", run, "--ood", "near=digts", "--no-cache")[2]
+    assert "There is no dataset called" in call("evaluate", run, "--ood", "near=digts", "--cache-logits", "off")[2]
     assert call("evaluate", run, "--executor", "local")[0] == 2
     assert call("evaluate", run, "--set", "executor.data_parallel=2")[0] == 2
     assert call("evaluate", run, "--calibrated", "--members", "0")[0] == 2
@@ -119,21 +118,21 @@ def test_a_device_that_does_not_exist_is_refused_without_a_traceback(run: str) -
 
 
 def test_the_command_evaluates_on_a_mesh(run: str) -> None:
-    words = ["evaluate", run, "--metrics", "accuracy,nll", "--no-cache", "--executor", "mesh", "--processes", "2"]
+    words = ["evaluate", run, "--metrics", "accuracy,nll", "--cache-logits", "off"]
     done = subprocess.run(
-        [sys.executable, "-m", "plateaux", *words],
+        [sys.executable, "-m", "plateaux", *words, "--executor", "mesh", "--processes", "2"],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     meshed = json.loads(done.stdout)
-    local = run_json("evaluate", run, "--metrics", "accuracy,nll", "--no-cache")
+    local = run_json(*words)
     assert meshed[0]["rows"] == local[0]["rows"]
     for row, value in local[1]["rows"].items():
         assert meshed[1]["rows"][row]["value"] == pytest.approx(value["value"], rel=1e-6)
 
 
 def test_tables_fit_the_terminal_and_show_full_row_names(run: str) -> None:
-    found = plateaux.evaluate(run, metrics=["all", "per_class"], options=EvalOptions(ensemble_sizes=True))
+    found = plateaux.evaluate(run, metrics=["all", "per_class"], ensemble_sizes=True)
     for width in (80, 120):
         console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
         for table in tables.tables(found, width):

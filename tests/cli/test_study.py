@@ -26,7 +26,7 @@ from plateaux.core.progress import MemberUpdate, Message, ProgressEvent
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.studies.comparison import Comparison
-from plateaux.studies.results import ResultRow, read_results, results_from_study
+from plateaux.studies.result_rows import ResultRow, read_results, results_from_study
 from plateaux.studies.runner import AUTOTUNE, StudyRunner
 from plateaux.studies.study import Study
 

@@ -16,7 +16,7 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.runtime import get_device
 from plateaux.optim.losses import LOSSES
 from plateaux.studies.study import Study
-from plateaux.training.checks import check
+from plateaux.training.recipe_rules import check
 
 REGISTRIES = (registry.method, registry.metric, registry.probe, registry.dataset, registry.model)
 BUILTIN = "plateaux."

@@ -16,8 +16,8 @@ from plateaux.config.search_space import Range, sample
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import derive_seed
 from plateaux.prediction.selection import select_members
-from plateaux.training.checks import check
-from plateaux.training.setup import build_train_states
+from plateaux.training.loop.setup import build_train_states
+from plateaux.training.recipe_rules import check
 from plateaux.training.train import train
 
 SEARCH = {"optimizer": {"lr": {"low": 0.01, "high": 1.0, "log": True}}, "method": {"rho": [0.05, 0.2]}}

@@ -9,10 +9,9 @@ import pytest
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from plateaux.core.console import PlainConsole
 from plateaux.core.formatting import escape_csv, escape_markdown, printable
 from plateaux.core.progress import MemberUpdate, Message
-from plateaux.core.text_table import Table
+from plateaux.core.text_table import PlainConsole, Table
 
 HOSTILE = "[red]x[/] [link=http://e]y[/link] \x1b[2J\x1b]0;t\x07 \x9b31m \u202e \udcff :smile: \r\x08"
 SHOWN = "[red]x[/] [link=http://e]y[/link] ␛[2J␛]0;t␇ �31m � � :smile: ␍␈"

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from plateaux.core.errors import DataError
+from plateaux.data.data_summary import TensorSummary
 from plateaux.data.files import decode
 from plateaux.data.images import decode_image, has_color, to_pixels
 from plateaux.data.preprocessing import Preprocessing
-from plateaux.data.summary import TensorSummary
 from plateaux.prediction.contract import InputContract
 from plateaux.prediction.inputs import prepare
 

@@ -19,8 +19,8 @@ from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.types import Batch, derive_seed
 from plateaux.data.augment import Augment
 from plateaux.data.loader import MemberLoader, ordered_batches
+from plateaux.data.random_split import split
 from plateaux.data.sources import DatasetSource, InMemorySource, from_dataset
-from plateaux.data.splits import split
 
 N = 23
 X = torch.randint(0, 256, (N, 3, 6, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -14,7 +14,7 @@ import plateaux
 def calibrated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("exported") / "run"
     train_digits(out)
-    plateaux.calibrate(out, fit=plateaux.CalibrationOptions(target_risk=0.1))
+    plateaux.calibrate(out, target_risk=0.1)
     plateaux.evaluate(out, metrics=["accuracy", "nll"])
     plateaux.evaluate_calibration(out)
     return out

@@ -23,18 +23,17 @@ import plateaux
 from plateaux.core.errors import DataError, RecipeError, RunError
 from plateaux.core.progress import ProgressEvent, WorkDone
 from plateaux.core.registry import dataset
+from plateaux.data.data_summary import TensorSummary
 from plateaux.data.preprocessing import Preprocessing, WordPiece
-from plateaux.data.summary import TensorSummary
 from plateaux.deploy import batch
-from plateaux.deploy.batch import BatchOptions
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.deploy.predict import predict
 from plateaux.prediction.contract import InputContract
 from plateaux.prediction.input_files import InputReader, list_inputs
 from plateaux.prediction.inputs import prepare
 from tests.cli.test_main import call
 
-SMALL = BatchOptions(part_size=7)
+SMALL = {"part_size": 7}
 
 
 pytestmark = pytest.mark.xdist_group("batch")  # one worker trains the run once
@@ -43,7 +42,7 @@ pytestmark = pytest.mark.xdist_group("batch")  # one worker trains the run once
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = train_digits(tmp_path_factory.mktemp("run"), model=SMALL_MLP)
-    plateaux.calibrate(out, fit=plateaux.CalibrationOptions(target_risk=0.1))
+    plateaux.calibrate(out, target_risk=0.1)
     return out
 
 
@@ -316,7 +315,7 @@ def test_processes_write_the_bytes_of_one_process_also_after_a_kill(run: Path, f
     for copy in range(30):  # 1200 inputs are two parts
         shutil.copytree(folder / "0", tmp_path / "many" / f"{copy:02d}a")
         shutil.copytree(folder / "1", tmp_path / "many" / f"{copy:02d}b")
-    predict(run, tmp_path / "many", tmp_path / "one.csv", batch=BatchOptions(threads=1))
+    predict(run, tmp_path / "many", tmp_path / "one.csv", batch={"threads": 1})
     out, parts = tmp_path / "two.csv", tmp_path / "two.csv.parts"
     arguments = command(run, tmp_path / "many", "-o", out, "--processes", 2)
     with subprocess.Popen(arguments, env=ENV, start_new_session=True) as process:
@@ -338,18 +337,19 @@ def test_predict_takes_inputs_or_a_split_and_says_what_to_change(run: Path, fold
         function(run)
     with pytest.raises(RecipeError, match="inputs were given without out"):
         function(run, folder)
-    with pytest.raises(RecipeError, match="with options of a split"):
-        function(run, folder, out, options=plateaux.EvalOptions(limit=3))
-    with pytest.raises(RecipeError, match="with options of inputs"):
+    with pytest.raises(RecipeError, match="members, limit, and cache_logits belong to a split"):
+        function(run, folder, out, limit=3)
+    with pytest.raises(RecipeError, match=r"batch \(part_size\) belongs to inputs"):
         function(run, split="test", batch=SMALL)
+    with pytest.raises(RecipeError, match="batch has no setting 'proceses'; did you mean 'processes'"):
+        function(run, folder, out, batch={"proceses": 2})
     with pytest.raises(RecipeError, match=r"\.csv, \.jsonl, \.parquet, \.npz"):
         predict(run, split="test", out=tmp_path / "a.doc")
     assert not out.exists()
 
 
 def test_a_split_is_returned_and_written(run: Path, tmp_path: Path) -> None:
-    options = plateaux.EvalOptions(limit=5, device="cpu")
-    found = predict(plateaux.Run.open(run), split="test", out=tmp_path / "a.csv", options=options)
+    found = predict(plateaux.Run.open(run), split="test", out=tmp_path / "a.csv", limit=5, device="cpu")
     assert [row["label"] for row in read_csv(tmp_path / "a.csv")] == [str(label) for label in found.label]
     assert len(found) == 5
 
@@ -371,11 +371,11 @@ def test_the_command_predicts_inputs_and_splits(run: Path, folder: Path, tmp_pat
     assert predicted("-o", tmp_path / "b.csv", "--split", "test", "--limit", 10)[0] == 0
     assert len(read_csv(tmp_path / "b.csv")) == 10
     code, _, message = predicted("-o", tmp_path / "b.csv", "--split", "test", "--processes", 2)
-    assert (code, "with options of inputs: columns, processes" in message) == (2, True)
+    assert (code, "batch (processes) belongs to inputs" in message) == (2, True)
     code, _, message = predicted("-o", tmp_path / "b.csv")
     assert (code, "Neither inputs nor a split" in message) == (2, True)
     code, _, message = predicted(folder, "-o", tmp_path / "c.csv", "--limit", 10)
-    assert (code, "with options of a split" in message) == (2, True)
+    assert (code, "limit, and cache_logits belong to a split" in message) == (2, True)
     assert predicted(folder, "-o", tmp_path / "c.csv", "--split", "test")[0] == 2
     assert predicted(folder, "-o", tmp_path / "c.csv", "--address", "auto")[0] == 2
     assert predicted(folder, "-o", tmp_path / "c.doc")[0] == 2

@@ -270,7 +270,7 @@ AUDIT = """
 import json, os, sys
 sys.path.insert(0, sys.argv[2])
 from auditing import Auditor
-import numpy, onnx, onnxruntime, safetensors.numpy, plateaux.deploy.load
+import numpy, onnx, onnxruntime, safetensors.numpy, plateaux.deploy.load_predictor
 opened = []
 auditor = Auditor([])
 def hook(event, args):
@@ -282,7 +282,7 @@ try:
     predictor = plateaux.load_predictor(sys.argv[1], threads=1)
     predictor(numpy.zeros((3, 1, 8, 8), dtype=numpy.uint8))
     ended = "answered"
-except plateaux.PlateauxError as error:
+except plateaux.errors.PlateauxError as error:
     ended = type(error).__name__
 found = {name: sorted(events) for name, events in auditor.found.items()}
 writes = [path for path, flags in opened if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)]

@@ -21,7 +21,6 @@ from plateaux.core.registry import dataset
 from plateaux.deploy.agreement import compare_answers
 from plateaux.deploy.bundle import Bundle
 from plateaux.deploy.export import CONVERTED
-from plateaux.ensembles.cascade import CascadeOptions
 from plateaux.prediction.calibration import Calibration
 from plateaux.prediction.load import ModuleBackend
 from plateaux.prediction.stage_backend import CONFIDENCE, LOGITS, PREVIOUS, QUERIED, StageBackend
@@ -34,8 +33,7 @@ pytestmark = pytest.mark.xdist_group("stages")  # one worker makes the bundle on
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = train_digits(tmp_path_factory.mktemp("stages") / "run", members=4, model={"name": "mlp", "hidden_sizes": [8]})
-    fit = plateaux.CalibrationOptions(cascade=CascadeOptions(max_harm=0.02), target_risk=0.2)
-    plateaux.calibrate(out, fit=fit)
+    plateaux.calibrate(out, cascade={"max_harm": 0.02}, target_risk=0.2)
     return out
 
 
@@ -75,8 +73,7 @@ def test_the_manifest_has_the_cascade_and_the_scores_of_the_calibration(run: Pat
     assert manifest.cascade.threshold == calibration.cascade.threshold
     assert manifest.cascade.stages == calibration.cascade.stages == (2, 3)
     assert manifest.checks[0].file == "stages"
-    options = plateaux.EvalOptions()
-    scores = plateaux.predict(run, split="validation", ood_score="pds", options=options).ood_score
+    scores = plateaux.predict(run, split="validation", ood_score="pds").ood_score
     ids = calibration.ids.tolist()
     assert manifest.reference is not None
     assert manifest.reference.samples == len(ids)
@@ -90,7 +87,7 @@ def test_the_manifest_has_the_cascade_and_the_scores_of_the_calibration(run: Pat
 
 def test_a_cascade_that_never_stops_has_one_graph(run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
-    plateaux.calibrate(copy, fit=plateaux.CalibrationOptions(cascade=CascadeOptions(max_harm=1e-4)))
+    plateaux.calibrate(copy, cascade={"max_harm": 1e-4})
     events: list[ProgressEvent] = []
     plateaux.export(copy, tmp_path / "bundle", progress=events.append)
     assert events == [WorkDone(percent, 100) for percent in (CONVERTED, 100)]

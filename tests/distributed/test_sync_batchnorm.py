@@ -138,7 +138,7 @@ def run_timm() -> float:
     """Return how far timm's layer with its activation is from itself on the whole batch."""
     import torch.distributed as dist
 
-    from plateaux.core.optional import optional_import
+    from plateaux.core.imports import optional_import
 
     BatchNormAct2d = optional_import("timm.layers", extra="vision").BatchNormAct2d
     x = problem((8, 3, 2, 2))[0].float()

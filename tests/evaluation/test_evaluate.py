@@ -17,9 +17,8 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, UnknownNameError, UntrustedCodeError
 from plateaux.core.progress import ProgressEvent, WorkDone
 from plateaux.core.row_names import MEAN_LOGIT, MEAN_OF_MEMBERS, MEAN_PROBABILITY
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.evaluation.evaluate import STANDARD, evaluate
-from plateaux.evaluation.options import EvalOptions
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.training.train import train
@@ -137,7 +136,7 @@ def test_unknown_and_untrusted_metrics_are_rejected(run: Path) -> None:
 
 def test_progress_is_reported(run: Path) -> None:
     events: list[ProgressEvent] = []
-    evaluate(run, metrics=["nll"], options=EvalOptions(no_cache=True), progress=events.append)
+    evaluate(run, metrics=["nll"], cache_logits="off", progress=events.append)
     assert events == [WorkDone(256, 300), WorkDone(300, 300)]
 
 

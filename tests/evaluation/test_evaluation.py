@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import plateaux
-from plateaux import EvalOptions, Evaluation, MetricResult, Recipe, calibrate, evaluate, train
+from plateaux import Recipe, calibrate, evaluate, train
 from plateaux.core.errors import RecipeError
 from plateaux.core.row_names import MEAN_PROBABILITY, RowName, row_names, with_mean_of_members
 from plateaux.core.types import Estimate
+from plateaux.evaluation.evaluation import Evaluation
+from plateaux.evaluation.results import MetricResult
 
 RECIPE = {"members": 2, "data": {"name": "digits"}, "model": {"name": "mlp", "hidden_sizes": [4]}}
 
@@ -89,11 +91,6 @@ def test_the_text_and_the_html_show_tables(result: Evaluation) -> None:
     assert "<script>" not in html
     assert result._repr_html_().count("<table>") >= 1
     assert repr(Evaluation([])) == "Evaluation([])"
-
-
-def test_an_option_that_a_function_does_not_support_is_refused(run: Path) -> None:
-    with pytest.raises(RecipeError, match=r"calibrate was given EvalOptions\(members=\[0\]\).*supported: device"):
-        calibrate(run, split="test", options=EvalOptions(members=[0]))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.loaded_run import load_members
 from plateaux.evaluation.metric_loop import BatchOutputs
 from plateaux.evaluation.metric_specs import get_metrics
+from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import eval_splits
 from plateaux.reports.artifacts import load_predictions
 from plateaux.storage.run import Run
@@ -116,7 +117,7 @@ def shift_files(root: Path) -> list[tuple[Path, str]]:
     return [(file, folder.name) for folder in folders for file in sorted(folder.rglob("*.[jp][pn]g"))]
 
 
-def measured(found: Sequence[plateaux.MetricResult]) -> dict[str, tuple[float, float]]:
+def measured(found: Sequence[MetricResult]) -> dict[str, tuple[float, float]]:
     accuracy, nll = (next(one for one in found if one.metric == name) for name in ("accuracy", "nll"))
     names = ("member 0", "member 1", str(MEAN_PROBABILITY))
     return {name: (accuracy.rows[name].value, nll.rows[name].value) for name in names}  # type: ignore[index]

@@ -18,9 +18,9 @@ from plateaux.core.outputs import logits
 from plateaux.core.types import Batch
 from plateaux.data.sources import DataSplits, InMemorySource, from_dataset
 from plateaux.distributed.executors.local import SINGLE_PROCESS
+from plateaux.errors import PlateauxError
 from plateaux.evaluation.finite import require_finite
 from plateaux.evaluation.metric_loop import BatchOutputs
-from plateaux.evaluation.options import EvalOptions
 from plateaux.storage.run import Run
 
 RECIPE = Recipe.parse("""
@@ -78,7 +78,7 @@ def test_a_member_with_nan_weights_is_refused_by_name(run: Run, name: str) -> No
     assert not list(run.store.names("predictions"))
     assert not list(run.store.names("metrics"))
     if name == "evaluate":
-        assert len(plateaux.evaluate(run, options=EvalOptions(members=[0]))["accuracy"].members) == 1
+        assert len(plateaux.evaluate(run, members=[0])["accuracy"].members) == 1
 
 
 @pytest.mark.parametrize("name", ["evaluate", "predict", "detect_ood", "calibrate"])
@@ -101,7 +101,7 @@ def test_cached_logits_with_nan_are_refused(run: Run) -> None:
     run.store.put_tensors(name, {"logits": cached})
     with pytest.raises(RunError, match=r"for 1 of 40 samples of test \(samples 3\).*These are cached logits: delete"):
         plateaux.evaluate(run)
-    assert plateaux.evaluate(run, options=EvalOptions(no_cache=True))["accuracy"].ensemble.value > 0
+    assert plateaux.evaluate(run, cache_logits="off")["accuracy"].ensemble.value > 0
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_nan_input_in_training_is_reported_once_as_an_input_error(tmp_path: Pa
 
 
 def test_the_error_for_a_diverged_loss_on_finite_inputs_suggests_a_lower_learning_rate(tmp_path: Path) -> None:
-    with pytest.raises(plateaux.PlateauxError, match=r"Lower optimizer\.lr"):
+    with pytest.raises(PlateauxError, match=r"Lower optimizer\.lr"):
         plateaux.train(RECIPE.replaced(optimizer={"lr": 1e9}, train={"epochs": 20}), tmp_path)
 
 

@@ -16,7 +16,7 @@ from plateaux.core.registry import dataset
 from plateaux.core.row_names import ALL_MEMBERS, row_name
 from plateaux.data.corruptions.corrupt import CORRUPTIONS
 from plateaux.data.sources import DataSplits, Source, from_tensors
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.deploy.predict import predict
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.evaluation import Evaluation

@@ -21,7 +21,6 @@ from plateaux.data.sources import from_dataset
 from plateaux.evaluation import prediction_cache
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.splits import eval_split
 from plateaux.storage.run import Run
 from plateaux.training.train import train
@@ -72,7 +71,7 @@ def test_a_second_call_runs_no_forward_pass_and_reads_no_data(
 def test_a_subset_of_members_is_evaluated_from_cached_logits(run: Path, request: pytest.FixtureRequest) -> None:
     evaluate(run, metrics=ALL)
     request.getfixturevalue("silent")
-    two = evaluate(run, metrics=["nll", "disagreement"], options=EvalOptions(members=[0, 2]))
+    two = evaluate(run, metrics=["nll", "disagreement"], members=[0, 2])
     names = list(two[0].rows)
     assert names[:2] == ["member 0", "member 2"]
     assert list(two[1].rows) == ["members 0 and 2", "mean of pairs"]
@@ -80,8 +79,8 @@ def test_a_subset_of_members_is_evaluated_from_cached_logits(run: Path, request:
 
 
 def test_the_ensemble_of_a_subset_of_members_averages_only_these(run: Path) -> None:
-    (found,) = evaluate(run, metrics=["nll"], options=EvalOptions(members=[2, 1]))
-    evaluator = Evaluator(Run.open(run), options=EvalOptions(members=[2, 1]))
+    (found,) = evaluate(run, metrics=["nll"], members=[2, 1])
+    evaluator = Evaluator(Run.open(run), members=[2, 1])
     x, y = evaluator.data.test.fetch(torch.arange(300))
     with torch.no_grad():
         p = torch.stack([view.module(x) for view in evaluator.modules]).double().softmax(-1).mean(0)
@@ -97,12 +96,22 @@ def test_cached_logits_of_other_weights_are_not_used(run: Path, tmp_path: Path, 
     assert name is not None
     (tmp_path / name).write_bytes((run / name).read_bytes())
     with pytest.raises(RunError, match="does not match its digest"):
-        evaluate(tmp_path, metrics=["nll"], options=EvalOptions(no_cache=True))
+        evaluate(tmp_path, metrics=["nll"], cache_logits="off")
+
+
+def test_without_a_cache_logits_are_neither_read_nor_written(tmp_path: Path) -> None:
+    train(recipe(), tmp_path)
+    (first,) = evaluate(tmp_path, metrics=["nll"], cache_logits="off")
+    assert not (tmp_path / "predictions").exists()
+    evaluate(tmp_path, metrics=["nll"], cache_logits="float16")
+    (second,) = evaluate(tmp_path, metrics=["nll"], cache_logits="off")
+    assert second.data["logits"] == "computed"
+    assert second.rows == first.rows
 
 
 def test_logits_are_cached_in_float16_on_request(tmp_path: Path) -> None:
     train(recipe(), tmp_path)
-    (fresh,) = evaluate(tmp_path, metrics=["nll"], options=EvalOptions(cache_logits="float16"))
+    (fresh,) = evaluate(tmp_path, metrics=["nll"], cache_logits="float16")
     (kept,) = evaluate(tmp_path, metrics=["nll"])
     assert kept.data["logits"] == "cached, float16"
     for row, value in fresh.rows.items():
@@ -113,7 +122,7 @@ def test_logits_above_the_size_limit_are_not_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
 ) -> None:
     train(recipe(), tmp_path)
-    evaluate(tmp_path, metrics=["nll"], options=EvalOptions(cache_logits="off"))
+    evaluate(tmp_path, metrics=["nll"], cache_logits="off")
     assert not (tmp_path / "predictions").exists()
     monkeypatch.setattr(prediction_cache, "MAX_CACHE_BYTES", 100)
     log_lines.clear()
@@ -148,7 +157,7 @@ def test_features_of_different_widths_are_cached(tmp_path: Path) -> None:
 
 
 def test_a_limit_is_cached_separately_from_all_samples(run: Path) -> None:
-    (few,) = evaluate(run, metrics=["nll"], options=EvalOptions(limit=100))
+    (few,) = evaluate(run, metrics=["nll"], limit=100)
     (all_,) = evaluate(run, metrics=["nll"])
     assert (few.data["samples"], all_.data["samples"]) == (100, 300)
     assert few.rows["member 0"].value != all_.rows["member 0"].value
@@ -157,19 +166,14 @@ def test_a_limit_is_cached_separately_from_all_samples(run: Path) -> None:
 @pytest.mark.parametrize("members", [[], [0, 0], [3], [-1]])
 def test_unknown_members_are_rejected(run: Path, members: list[int]) -> None:
     with pytest.raises(RecipeError, match=r"give distinct member ids from 0 to 2, such as \[0, 2\]"):
-        evaluate(run, options=EvalOptions(members=members))
+        evaluate(run, members=members)
 
 
 def test_metrics_by_ensemble_size_are_means_over_all_subsets(run: Path) -> None:
-    found = {
-        each.metric: each
-        for each in evaluate(run, metrics=["nll", "disagreement"], options=EvalOptions(ensemble_sizes=True))
-    }
+    found = {each.metric: each for each in evaluate(run, metrics=["nll", "disagreement"], ensemble_sizes=True)}
     curve = found["nll by size"].rows
     assert list(curve) == ["1 member", "2 members", "3 members"]
-    pairs = [
-        evaluate(run, metrics=["nll"], options=EvalOptions(members=two))[0].rows for two in ([0, 1], [0, 2], [1, 2])
-    ]
+    pairs = [evaluate(run, metrics=["nll"], members=two)[0].rows for two in ([0, 1], [0, 2], [1, 2])]
     mean = sum(each["ensemble (mean probability)"].value for each in pairs) / 3
     assert curve["2 members"].value == pytest.approx(mean)
     assert curve["1 member"].value == pytest.approx(found["nll"].rows["mean of members"].value)
@@ -231,9 +235,9 @@ def test_a_network_without_features_is_evaluated_without_them(tmp_path: Path, lo
 
 def test_results_state_the_dtypes_of_cached_logits(tmp_path: Path) -> None:
     train(recipe(), tmp_path)
-    evaluate(tmp_path, metrics=["nll"], options=EvalOptions(members=[0], cache_logits="float16"))
-    evaluate(tmp_path, metrics=["nll"], options=EvalOptions(members=[1]))
-    (both,) = evaluate(tmp_path, metrics=["nll"], options=EvalOptions(members=[0, 1]))
+    evaluate(tmp_path, metrics=["nll"], members=[0], cache_logits="float16")
+    evaluate(tmp_path, metrics=["nll"], members=[1])
+    (both,) = evaluate(tmp_path, metrics=["nll"], members=[0, 1])
     assert both.data["logits"] == "cached, float16 and float32"
 
 
@@ -259,7 +263,7 @@ def test_data_that_changed_since_training_are_rejected(tmp_path: Path) -> None:
     evaluate(tmp_path / "run", metrics=["nll"])
     write(1)
     with pytest.raises(RunError, match="The test samples have changed since this run was trained"):
-        evaluate(tmp_path / "run", metrics=["nll"], options=EvalOptions(no_cache=True))
+        evaluate(tmp_path / "run", metrics=["nll"], cache_logits="off")
 
 
 def test_a_metric_with_a_custom_output_is_evaluated_and_not_cached(run: Path) -> None:
@@ -276,8 +280,6 @@ def test_a_metric_with_a_custom_output_is_evaluated_and_not_cached(run: Path) ->
 
 def test_metrics_of_features_are_not_computed_by_ensemble_size(run: Path, log_lines: list[str]) -> None:
     log_lines.clear()
-    found = {
-        each.metric for each in evaluate(run, metrics=["reliability", "cka"], options=EvalOptions(ensemble_sizes=True))
-    }
+    found = {each.metric for each in evaluate(run, metrics=["reliability", "cka"], ensemble_sizes=True)}
     assert found == {"reliability", "reliability by size", "cka"}
     assert "metrics of features are not computed for other ensemble sizes" in log_lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,8 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, StorageError
 from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.data.corruptions.corrupt import Corrupted, corrupt
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.evaluation.options import EvalOptions
-from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.splits import eval_splits
 from plateaux.storage.run import Run
 from plateaux.training.train import train
@@ -88,10 +87,8 @@ def test_metrics_under_corruption_are_those_of_the_corrupted_images(run: Path, l
 
 
 def test_several_corruptions_are_summarized(run: Path) -> None:
-    found = evaluate(
-        run, split=["corrupted:fog", "corrupted:contrast"], metrics=["accuracy"], options=EvalOptions(limit=8)
-    )
-    summary = robustness(found)[0]
+    found = evaluate(run, split=["corrupted:fog", "corrupted:contrast"], metrics=["accuracy"], limit=8)
+    summary = found.robustness()[0]
     every = [each.rows["member 0"].value for each in found]
     assert summary.rows["member 0 · cACC"].value == pytest.approx(sum(every) / 10)
     code, out, message = call("evaluate", str(run), "--split", "corrupted:fog,corrupted:contrast", "--markdown")
@@ -103,18 +100,17 @@ def test_several_corruptions_are_summarized(run: Path) -> None:
 def test_corrupted_images_are_generated_once_with_a_cache(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snow = {"split": "corrupted:snow:2", "metrics": ["nll"]}
-    cached = EvalOptions(no_cache=True, corruption_cache=tmp_path)
-    (loose,) = evaluate(run, **snow, options=EvalOptions(no_cache=True))
-    (first,) = evaluate(run, **snow, options=cached)
+    snow: dict[str, Any] = {"split": "corrupted:snow:2", "metrics": ["nll"], "cache_logits": "off"}
+    (loose,) = evaluate(run, **snow)
+    (first,) = evaluate(run, **snow, corruption_cache=tmp_path)
     (file,) = tmp_path.iterdir()
     assert file.name.startswith("snow-2-")
     monkeypatch.setattr(Corrupted, "fetch", None)  # nothing is made any more
-    (second,) = evaluate(run, **snow, options=cached)
+    (second,) = evaluate(run, **snow, corruption_cache=tmp_path)
     assert loose.rows == first.rows == second.rows
     file.write_bytes(b"damaged")
     with pytest.raises(StorageError, match="snow-2"):
-        evaluate(run, **snow, options=cached)
+        evaluate(run, **snow, corruption_cache=tmp_path)
 
 
 @pytest.fixture(scope="module")

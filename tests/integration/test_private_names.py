@@ -16,7 +16,7 @@ from plateaux.core.formatting import hide_folders
 from plateaux.core.progress import Message
 from plateaux.reports.export import to_csv, to_html, to_json, to_markdown
 from plateaux.reports.report import report
-from plateaux.storage.backends import open_store
+from plateaux.storage.remote_store import open_store
 from plateaux.training.job_records import load_records, record_job
 from plateaux.training.jobs import Job
 

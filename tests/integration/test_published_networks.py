@@ -11,7 +11,6 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.row_names import row_name
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.ood import detect_ood
-from plateaux.evaluation.options import EvalOptions
 from plateaux.storage.import_weights import import_weights
 
 DATA = Path(os.environ.get("PLATEAUX_DATA", "data"))
@@ -35,7 +34,7 @@ def test_two_published_resnets_have_their_published_accuracy_and_ood_scores(tmp_
     assert accuracy.stderr is not None
     assert abs(accuracy.value - 0.9173) < 3 * accuracy.stderr
     assert 0 < found["disagreement"]["members 0 and 1"].value < 0.2
-    (far,) = detect_ood(tmp_path, {"far": ["texture"]}, options=EvalOptions(limit=SAMPLES))
+    (far,) = detect_ood(tmp_path, {"far": ["texture"]}, limit=SAMPLES)
     alarm = far.rows[row_name("member 0", "max_probability", "auroc")]
     assert alarm.stderr is not None
     assert abs(alarm.value - 0.871) < 3 * alarm.stderr

@@ -40,17 +40,16 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError, RecipeError, RunError
 from plateaux.core.progress import MemberUpdate, ProgressEvent, WorkDone
 from plateaux.core.runtime import configure_runtime
-from plateaux.deploy.batch import BatchOptions
 from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.distributed.executors.ray import ray as on_ray
 from plateaux.distributed.ray_worker import RayWorker
 from plateaux.models.architectures.resnet import resnet8
 from plateaux.storage.run import Run
-from plateaux.studies.results import read_results
+from plateaux.studies.result_rows import read_results
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
-from plateaux.training import trainer
 from plateaux.training.job_records import JobRecord, load_records
+from plateaux.training.loop import trainer
 
 ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "plateaux[ray]"')
 
@@ -438,7 +437,7 @@ def test_predictions_survive_a_lost_node_with_equal_bytes(nodes: Nodes, tmp_path
     count = 20_000 if LONG else 600
     pixels = np.random.default_rng(0).integers(0, 256, (count, 1, 8, 8), dtype=np.uint8)
     np.save(tmp_path / "x.npy", pixels)
-    plateaux.predict(run, tmp_path / "x.npy", tmp_path / "local.csv", batch=BatchOptions(part_size=60, threads=1))
+    plateaux.predict(run, tmp_path / "x.npy", tmp_path / "local.csv", batch={"part_size": 60, "threads": 1})
     lost = []
 
     def lose(event: ProgressEvent) -> None:
@@ -446,7 +445,7 @@ def test_predictions_survive_a_lost_node_with_equal_bytes(nodes: Nodes, tmp_path
             lost.append(event.done)
             nodes.lose(0)
 
-    batch = BatchOptions(part_size=60, executor="ray", address=nodes.address)
+    batch = {"part_size": 60, "executor": "ray", "address": nodes.address}
     result = plateaux.predict(run, tmp_path / "x.npy", tmp_path / "ray.csv", batch=batch, progress=lose)
     assert (result.inputs, result.failed, lost) == (count, 0, [60])
     assert (tmp_path / "ray.csv").read_bytes() == (tmp_path / "local.csv").read_bytes()

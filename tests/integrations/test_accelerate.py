@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from plateaux.core.errors import TrainingLoopError
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.optim import SharpnessAware
 
 if find_spec("accelerate") is None:

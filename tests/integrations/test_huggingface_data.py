@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 import plateaux
 from plateaux.config.builders.data import build_data
 from plateaux.core.errors import DataError, PlateauxError, RecipeError
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.registry import dataset
 from plateaux.data.images import to_pixels
 from plateaux.data.preprocessing import ImageSize, TokenizerFile

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import plateaux
 from plateaux.cli.main import app
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 
 pytest.importorskip("transformers")
 pytest.importorskip("datasets")

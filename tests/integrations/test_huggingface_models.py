@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import plateaux
 from plateaux.core.errors import DataError, PlateauxError, RecipeError
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.registry import model
 
 pytest.importorskip("transformers")

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import plateaux
 from plateaux.cli.main import app
 from plateaux.core.errors import RecipeError
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.integrations.huggingface_weights import check_class_order, class_names, read_folder_weights
 
 transformers: Any = optional_import("transformers", extra="hf")
@@ -67,8 +67,9 @@ def test_three_folders_are_evaluated_calibrated_and_cascaded(tmp_path: Path) -> 
     )
     accuracy = plateaux.evaluate(plateaux.open_run(run, model=bert), metrics="accuracy")["accuracy"].ensemble
     assert accuracy.value == pytest.approx(float((probabilities.argmax(1) == y).double().mean()))
-    fit = plateaux.CalibrationOptions(cascade=plateaux.CascadeOptions(max_harm=0.3, confidence=0.5))
-    assert plateaux.calibrate(plateaux.open_run(run, model=bert), split="test", fit=fit).cascade is not None
+    cascade = {"max_harm": 0.3, "confidence": 0.5}
+    calibration = plateaux.calibrate(plateaux.open_run(run, model=bert), split="test", cascade=cascade)
+    assert calibration.cascade is not None
 
 
 @pytest.mark.parametrize("kind", ["one file", "several files", "one pickle", "several pickles"])

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import plateaux
 from plateaux.cli.main import app
 from plateaux.core.errors import RecipeError
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.integrations.lightning_checkpoints import read_lightning_checkpoint
 
 lightning: Any = optional_import("lightning.pytorch", extra="lightning")
@@ -97,9 +97,9 @@ def test_three_lightning_checkpoints_are_evaluated_calibrated_cascaded_exported_
     )
     accuracy = plateaux.evaluate(plateaux.open_run(run, trust=trust), metrics="accuracy")["accuracy"].ensemble
     assert accuracy.value == pytest.approx(float((probabilities.argmax(1) == y).double().mean()))
-    cascade = plateaux.CascadeOptions(max_harm=0.2, confidence=0.5)
-    fit = plateaux.CalibrationOptions(cascade=cascade)
-    assert plateaux.calibrate(plateaux.open_run(run, trust=trust), split="test", fit=fit).cascade is not None
+    cascade = {"max_harm": 0.2, "confidence": 0.5}
+    calibration = plateaux.calibrate(plateaux.open_run(run, trust=trust), split="test", cascade=cascade)
+    assert calibration.cascade is not None
     bundle = plateaux.export(plateaux.open_run(run, trust=trust), tmp_path / "bundle")
     assert len(bundle.manifest.members) == 3
     served = asyncio.run(_ask(tmp_path / "bundle", x[:1]))

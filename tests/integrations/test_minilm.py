@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from plateaux.cli.main import app
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError
+from plateaux.core.imports import optional_import
 from plateaux.core.member import MemberModule
-from plateaux.core.optional import optional_import
 from plateaux.core.types import Batch
 from plateaux.integrations.text_models import minilm
 from plateaux.models.lora import LoRALinear, add_lora, merge_lora

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import plateaux
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.registry import model
 from plateaux.integrations.peft_adapters import PREFIX, is_adapter, load_adapter
 from plateaux.models.lora import LoRALinear, add_lora

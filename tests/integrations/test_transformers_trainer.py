@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from plateaux.core.errors import TrainingLoopError
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.integrations.transformers_trainer import SharpnessAwareMixin
 from plateaux.optim import SharpnessAware
 

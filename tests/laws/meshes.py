@@ -147,12 +147,12 @@ def problem_here(tree: dict[str, Any], out: str) -> str:
 def measure_here(root: str, copies: int, keep: str = "off") -> dict[str, dict[str, tuple[float, float | None]]]:
     """Measure a run as one process of the mesh, and return all numbers by measure and row."""
     from plateaux.evaluation.evaluate import evaluate
-    from plateaux.evaluation.options import EvalOptions
 
     found = evaluate(
         root,
         metrics=["all"],
-        options=EvalOptions(executor={"name": "mesh", "data_parallel": copies}, cache_logits=keep, no_cache=True),
+        executor={"name": "mesh", "data_parallel": copies},
+        cache_logits=keep,
     )
     return {each.metric: {name: (v.value, v.stderr) for name, v in each.rows.items()} for each in found}
 
@@ -168,7 +168,7 @@ def broken(sabotage: str) -> Iterator[None]:
             yield
         return
     from plateaux.distributed.executors import mesh
-    from plateaux.training.forward import ForwardPass
+    from plateaux.training.loop.forward import ForwardPass
 
     gather, losses = mesh._gather, ForwardPass.losses
     if sabotage == "others live":

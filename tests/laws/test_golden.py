@@ -24,10 +24,9 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.types import TensorTree
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, corrupt
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.evaluation.options import EvalOptions
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.loss_landscape.run_probes import probe_landscape
-from plateaux.prediction.calibration import CalibrationOptions, calibrate, evaluate_calibration
+from plateaux.prediction.calibration import calibrate, evaluate_calibration
 from plateaux.storage.run import Run, sam_set_path, sharpness_path
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
@@ -164,14 +163,14 @@ def test_an_evaluation_equals_the_golden_values(golden: Mapping[str, Any], run: 
     same(
         golden,
         "evaluation",
-        numbers(evaluate(plateaux.Run.open(root, GIVEN), metrics=["all"], options=EvalOptions(ensemble_sizes=True))),
+        numbers(evaluate(plateaux.Run.open(root, GIVEN), metrics=["all"], ensemble_sizes=True)),
     )
 
 
 def test_a_calibration_equals_the_golden_values(golden: Mapping[str, Any], run: Run) -> None:
     root = run.store.root
     evaluate(plateaux.Run.open(root, GIVEN))  # its float32 logits are what is calibrated
-    calibrate(plateaux.Run.open(root, GIVEN), fraction=0.75, fit=CalibrationOptions(bound="none", conformal="aps"))
+    calibrate(plateaux.Run.open(root, GIVEN), fraction=0.75, bound="none", conformal="aps")
     same(golden, "calibration", numbers(evaluate_calibration(plateaux.Run.open(root, GIVEN))))
 
 

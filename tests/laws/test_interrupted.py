@@ -12,7 +12,8 @@ from laws.conftest import Loop
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import Interrupted
 from plateaux.storage.run import Run
-from plateaux.training import checkpoint, checkpointer
+from plateaux.training.loop import checkpointer
+from plateaux.training.loop.checkpointer import load_state_dict
 from plateaux.training.train import train
 
 
@@ -80,7 +81,7 @@ def test_losing_the_optimizer_state_would_be_detected(
 ) -> None:
 
     def load_without_optimizer(state: Any, stored: dict[str, Any]) -> None:
-        checkpoint.load_state_dict(state, {**stored, "optimizer": state.optimizer.state_dict()})
+        load_state_dict(state, {**stored, "optimizer": state.optimizer.state_dict()})
 
     monkeypatch.setattr(checkpointer, "load_state_dict", load_without_optimizer)
     run = train_with_interruption(recipe("sam", "mlp"), tmp_path / "run", 2)

@@ -11,7 +11,6 @@ from laws.meshes import mesh
 from plateaux.config.recipe import Recipe
 from plateaux.core.row_names import MEAN_OF_PAIRS
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.evaluation.options import EvalOptions
 from plateaux.training.train import train
 
 COUNTS = ("accuracy", "top5", "disagreement", "unique", "oracle", "error_overlap", "q_statistic")
@@ -41,10 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("copies", "shape"), [(1, "2x1"), (2, "1x2")])
 def test_evaluation_on_a_mesh_equals_a_single_process(run: Path, copies: int, shape: str) -> None:
-    expected = {
-        result.metric: result.rows
-        for result in evaluate(run, metrics=["all"], options=EvalOptions(cache_logits="off", no_cache=True))
-    }
+    expected = {result.metric: result.rows for result in evaluate(run, metrics=["all"], cache_logits="off")}
     for metrics in mesh(2).run("laws.meshes:measure_here", str(run), copies):
         assert list(metrics) == list(expected)
         for name, rows in metrics.items():
@@ -61,10 +57,7 @@ def test_predictions_cached_by_a_mesh_are_read_by_a_single_process(run: Path, lo
     log_lines.clear()
     results = {result.metric: result.rows for result in evaluate(run, metrics=["all"])}
     assert log_lines == ["test: using cached float32 logits of 301 samples"]
-    expected = {
-        result.metric: result.rows
-        for result in evaluate(run, metrics=["all"], options=EvalOptions(cache_logits="off", no_cache=True))
-    }
+    expected = {result.metric: result.rows for result in evaluate(run, metrics=["all"], cache_logits="off")}
     for name, rows in expected.items():
         for row, value in rows.items():
             assert results[name][row].value == pytest.approx(value.value, rel=1e-6, abs=1e-7, nan_ok=True), (name, row)

@@ -16,8 +16,8 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.method import GradRequest, Method, StepContext
 from plateaux.core.types import Batch, TensorTree
 from plateaux.distributed.executors.local import local
-from plateaux.training.state import StepOptions
-from plateaux.training.step import step
+from plateaux.training.loop.state import StepOptions
+from plateaux.training.loop.step import step
 
 
 def method(name: str, number: int = 0) -> Method:

@@ -18,7 +18,6 @@ from plateaux.core.errors import Interrupted, RecipeError, RunError
 from plateaux.core.formatting import format_significant
 from plateaux.loss_landscape import plots, render
 from plateaux.loss_landscape.plots import LandscapeFigure
-from plateaux.loss_landscape.session import ProbeOptions
 from plateaux.loss_landscape.slices import LossCurve, LossGrid, Mark
 from plateaux.storage.open_run import open_run
 from plateaux.training.train import train
@@ -229,8 +228,8 @@ def test_plots_are_written_to_the_run_folder(run: Path, caplog: pytest.LogCaptur
 
 @pytest.mark.usefixtures("quick")
 def test_members_and_plots_can_be_selected(run: Path) -> None:
-    options = ProbeOptions(batchnorm="train")
-    (figure,) = render.plot_landscape(open_run(run, trust=TRUST), ["paths"], limit=8, members=[2, 0], options=options)
+    opened = open_run(run, trust=TRUST)
+    (figure,) = render.plot_landscape(opened, ["paths"], limit=8, members=[2, 0], batchnorm="train")
     assert list(figure.data["lines"]) == ["members 2 and 0"]
     assert figure.data["lines"]["members 2 and 0"]["statistics"] == "batch"
 

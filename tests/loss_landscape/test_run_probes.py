@@ -31,7 +31,7 @@ from plateaux.loss_landscape.probe import Probe, get_probes
 from plateaux.loss_landscape.run_probes import ProbeSession, ProgressMeter, probe_landscape
 from plateaux.loss_landscape.session import ProbeBatch, ProbeOptions, make_loss_surface, probe_mode, sample_ids
 from plateaux.storage.digests import check_json_digest
-from plateaux.training.checks import check
+from plateaux.training.recipe_rules import check
 from plateaux.training.train import train
 
 TRUST = ("cases", "toy_probes")
@@ -149,7 +149,7 @@ def test_settings_and_definition_are_stored_with_the_result(runs: dict[str, Path
     assert result.group == "sharpness"
     assert list(result.rows) == ["member 1", "member 1 · samples"]
     assert result.hashes.keys() == result.weights.keys() == {"member 1"}
-    (without_batchnorm,) = run_probes(runs["mlp"], "toy_probes:loss", options=ProbeOptions(batchnorm="train"))
+    (without_batchnorm,) = run_probes(runs["mlp"], "toy_probes:loss", batchnorm="train")
     assert without_batchnorm.data["batchnorm"] == "none"
 
 
@@ -168,8 +168,8 @@ def test_the_same_probe_overwrites_its_file_and_another_limit_adds_one(runs: dic
 
 def test_batch_statistics_and_normalized_logits_change_the_value_and_are_recorded(runs: dict[str, Path]) -> None:
     running, batch, normalized = (
-        run_probes(runs["conv"], "toy_probes:loss(samples=14)", options=options)[0]
-        for options in (ProbeOptions(), ProbeOptions(batchnorm="train"), ProbeOptions(normalize_logits=True))
+        run_probes(runs["conv"], "toy_probes:loss(samples=14)", **options)[0]
+        for options in ({}, {"batchnorm": "train"}, {"normalize_logits": True})
     )
     assert (batch.data["batchnorm"], batch.data["batch"]) == ("train", 7)
     assert normalized.data["normalize_logits"] is True
@@ -178,16 +178,15 @@ def test_batch_statistics_and_normalized_logits_change_the_value_and_are_recorde
 
 def test_samples_are_augmented_as_in_training(runs: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "plateaux")
-    augment = ProbeOptions(augment=True)
     (plain,), (augmented,), (repeated,) = (
-        run_probes(runs["conv"], "toy_probes:loss", options=options) for options in (ProbeOptions(), augment, augment)
+        run_probes(runs["conv"], "toy_probes:loss", augment=augment) for augment in (False, True, True)
     )
     assert augmented.data["augmentation"] == {"crop": 2, "flip": True}
     assert augmented.rows == repeated.rows
     assert augmented.rows["member 0"].value != plain.rows["member 0"].value
-    assert run_probes(runs["conv"], "toy_probes:loss", options=augment, split="test")[0].data["samples"] == 3
+    assert run_probes(runs["conv"], "toy_probes:loss", augment=True, split="test")[0].data["samples"] == 3
     assert not any("no augmentation" in message for message in caplog.messages)
-    (unchanged,) = run_probes(runs["mlp"], "toy_probes:loss", options=augment)
+    (unchanged,) = run_probes(runs["mlp"], "toy_probes:loss", augment=True)
     assert unchanged.data["augmentation"] == "none"
     assert any("no augmentation" in message for message in caplog.messages)
 

@@ -36,10 +36,10 @@ from plateaux.optim.losses import cross_entropy, disagreement, l1_distance, mutu
 from plateaux.optim.sam import get_update, trace_requests
 from plateaux.storage.run import Run
 from plateaux.storage.run_info import UnlabeledInfo
-from plateaux.training.checks import check
-from plateaux.training.setup import build_train_states, shared_lr_schedulers
-from plateaux.training.state import INACTIVE, StepOptions
-from plateaux.training.step import step
+from plateaux.training.loop.setup import build_train_states, shared_lr_schedulers
+from plateaux.training.loop.state import INACTIVE, StepOptions
+from plateaux.training.loop.step import step
+from plateaux.training.recipe_rules import check
 from plateaux.training.train import train
 
 CPU = torch.device("cpu")

@@ -32,7 +32,7 @@ from plateaux.models.backbone import (
 )
 from plateaux.models.surgery import size_in_bytes
 from plateaux.storage.run import Run
-from plateaux.training.checks import check
+from plateaux.training.recipe_rules import check
 from plateaux.training.train import train
 
 SHAPE = (3, 16, 16)

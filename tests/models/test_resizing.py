@@ -22,7 +22,7 @@ from plateaux.data.sources import DataSplits, InMemorySource, from_tensors
 from plateaux.evaluation.splits import ood_split
 from plateaux.models.architectures.small import cnn
 from plateaux.models.resizing import resize, resize_inputs, resized_shape
-from plateaux.training.checks import check
+from plateaux.training.recipe_rules import check
 
 SIZE = 48  # pixels that the network sees; those of CIFAR-100 are 32
 COUNT = 30  # images of each split

@@ -27,14 +27,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "joint methods": ("methods/test_joint_methods.py",),
     "updates": ("optim/test_sam.py",),
     "custom loops": ("optim/test_sharpness_aware.py", "optim/test_sharpbalance_loop.py"),
-    "averaging": ("training/test_averaged_weights.py",),
+    "averaging": ("training/loop/test_averaged_weights.py",),
     "scores": ("optim/test_sample_scores.py",),
     "gradient norms": ("optim/test_grad_norms.py",),
     "tensor trees": ("core/test_tensor_tree.py",),
     "step": (
-        "training/test_step.py",
+        "training/loop/test_step.py",
         "optim/test_sam.py",
-        "training/test_averaged_weights.py",
+        "training/loop/test_averaged_weights.py",
         "training/test_train.py",
         "laws/test_golden.py",
         "laws/test_executors_agree.py::test_offload_equals_the_loop_bit_for_bit",
@@ -61,7 +61,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "log probabilities": ("ensembles/test_log_probs.py", "ensembles/test_combine.py"),
     "ood": ("ensembles/test_ood_scores.py",),
     "selection": ("ensembles/test_selection.py",),
-    "soup": ("ensembles/test_soup.py",),
+    "soup": ("ensembles/test_soup_weights.py",),
     "temperature": ("ensembles/test_temperature.py",),
     "conformal": ("ensembles/test_conformal.py",),
     "rejection": ("ensembles/test_selective.py",),
@@ -93,9 +93,9 @@ TESTS: dict[str, tuple[str, ...]] = {
         )
     ),
     "pruning": ("models/test_pruning.py",),
-    "checkpoint": ("training/test_checkpoint.py",),
+    "checkpoint": ("training/loop/test_checkpointer.py",),
     "modes": (
-        "training/test_averaged_weights.py",
+        "training/loop/test_averaged_weights.py",
         "training/test_partition.py::test_samples_are_scored_in_evaluation_mode",
     ),
     "local executor": ("distributed/executors/test_executors.py",),
@@ -173,7 +173,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('1.0 / self.count)', '1.0 / (self.count + 1))'),
         ('return tensor.is_floating_point() or tensor.is_complex()', 'return True'),
     ],
-    ("averaging", "training/averaged_weights.py"): [
+    ("averaging", "training/loop/averaged_weights.py"): [
         ('        update_bn(state.module, batches(), forward)\n', ''),
         ('tensor_tree.write(state.buffers, {**state.buffers, **average.tree})', 'pass'),
     ],
@@ -184,12 +184,12 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('return squared_norms(member, batch, loss)', 'return squared_norms(member, batch)'),
     ],
     ("custom loops", "optim/sharpness_aware.py"): [
-        ('with preserve_buffers(dict(self.model.named_buffers())), at_params', 'with at_params'),
+        ('with preserve_module_buffers(self.model), at_params', 'with at_params'),
         ('torch._foreach_mul_(list(descent.values()), factor)', 'pass'),
         ('        if self.is_ready:\n            self._carry()\n\n', '        pass\n\n'),
         ('            if not remaining:', '            if False:'),
         ('            rng.restore()\n', ''),
-        ('asam_direction(0.01) if self.adaptive else sam_direction', 'sam_direction'),
+        ('updates.asam_direction(0.01) if self.adaptive else updates.sam_direction', 'updates.sam_direction'),
     ],
     ("custom loops", "optim/forward_records.py"): [
         ('record.rng.restore()', 'pass'),
@@ -212,23 +212,23 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('return torch.stack([x.sum() for x in torch._foreach_mul(_list(a), _like(a, b))]).sum()', 'return torch.stack([x.sum() for x in torch._foreach_mul(_list(a), _list(a))]).sum()'),
         ('return not tensors or bool(torch.isfinite(torch.stack(torch._foreach_norm(list(tensors)))).all())', 'return not tensors or bool(torch.isfinite(torch.stack(torch._foreach_norm(list(tensors)))).any())'),
     ],
-    ("step", "training/gradients.py"): [
+    ("step", "training/loop/gradients.py"): [
         ('gradient[name].mul_(mask)', 'pass'),
         ('gradient = tensor_tree.scale(gradient, 1.0 / state.scaler.scale)', 'pass'),
         ('sizes = [requests[i].mean_over or max(len(batch), 1)', 'sizes = [max(len(batch), 1)'),
-        ('_weight_losses(result.losses[row], requests[i], result.micro_batch).sum()', 'result.losses[row].sum()'),
-        ('return losses * (weight if micro_batch is None else weight[micro_batch])', 'return losses * (1 - weight.float() if micro_batch is None else weight[micro_batch])'),
+        ('1.0 if requests[i].local else self.share', 'self.share'),
+        ('return gradient if request.local else self.executor.all_reduce(gradient)', 'return gradient'),
         ('at_params(state.params, requests[i].at, buffers=state.buffers)', 'at_params(state.params, requests[i].at)'),
         ('                preserve_buffers(state.buffers),\n', ''),
     ],
-    ("step", "training/state.py"): [
+    ("step", "training/loop/state.py"): [
         ('nn.utils.clip_grad_norm_(self.params.values(), self.max_grad_norm)', 'pass'),
         ('self.scale = max(self.scale / 2, 1.0)', 'self.scale = max(self.scale * 2, 1.0)'),
         ('self.params[name].mul_(mask)', 'pass'),
         ('self.loss = self.loss + losses.mean() * share', 'self.loss = self.loss + losses.mean()'),
         ('self.average.add({**self.params, **self.buffers})', 'self.average.add({**self.params})'),
     ],
-    ("step", "training/forward.py"): [
+    ("step", "training/loop/forward.py"): [
         ('seed = derive_seed(batch.seed, "forward", state.number', 'seed = derive_seed(batch.seed, "forward", 0'),
         ('outputs, batch = torch.cat([cached[:first], own, cached[first + 1 :]]), batches[0]', 'outputs, batch = torch.cat([cached[: first + 1], own, cached[first + 2 :]]), batches[0]'),
         ('own = own.float()', 'pass'),
@@ -313,7 +313,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("intervals", "core/stats/intervals.py"): [
         ('error = float(numbers.std(ddof=1)) / math.sqrt(count)', 'error = float(numbers.std()) / math.sqrt(count)'),
-        ('math.sqrt((count - 1) / count * float(', 'math.sqrt(float('),
+        ('math.sqrt((1 + math.tanh(z) ** 2 / 2) / (count - 3))', 'math.sqrt(1 / (count - 3))'),
         ('error = math.sqrt(float((residuals**2).sum()) / (count - 2) / spread)', 'error = math.sqrt(float((residuals**2).sum()) / (count - 1) / spread)'),
         ('t_quantile(1 - (1 - level) / 2 / simultaneous, freedom)', 't_quantile(1 - (1 - level) / 2, freedom)'),
     ],
@@ -344,7 +344,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('loss((total + _probabilities(log_p, member)) / draw)', 'loss(_probabilities(log_p, member))'),
         ('- 2 * p.gather(-1, y[:, None])[:, 0] + 1).mean())', '- p.gather(-1, y[:, None])[:, 0] + 1).mean())'),
     ],
-    ("soup", "ensembles/soup.py"): [
+    ("soup", "ensembles/soup_weights.py"): [
         ('total.add_(tensor.double(), alpha=weight)', 'total.add_(tensor.double(), alpha=weights[0])'),
         ('order = sorted(range(len(trees)), key=lambda i: -single_scores[i])', 'order = sorted(range(len(trees)), key=lambda i: single_scores[i])'),
         ('rises = [loss - ((1 - t) * ends[0] + t * ends[1])', 'rises = [loss - ends[0]'),
@@ -402,7 +402,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('return outputs.take(~fitted)', 'return outputs'),
         ('incorrect = log_p.argmax(-1) != outputs.y', 'incorrect = outputs.logits[0].argmax(-1) != outputs.y'),
         ('log_p = calibrated_log_p(outputs.logits, temperatures[fit.order], cascade)', 'log_p = calibrated_log_p(outputs.logits, temperatures["pool then calibrate"], cascade)'),
-        ('if calibration.hashes != tuple(evaluator.hashes):', 'if False:'),
+        ('if calibration.hashes != tuple(run.weights_hash(number) for number in run.trained_members()):', 'if False:'),
         ('(outputs.logits[position].double() / temperatures[position])', '(outputs.logits[position].double() / temperatures[0])'),
         ('_nll(before[-2], outputs.y)', '_nll(before[-1], outputs.y)'),
     ],
@@ -532,7 +532,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("pruning", "config/builders/model.py"): [
         ('prune(module, config.sparsity, keep=(*end_layers(module), *backbone_name))', 'prune(module, config.sparsity, keep=backbone_name)'),
     ],
-    ("checkpoint", "training/checkpoint.py"): [
+    ("checkpoint", "training/loop/checkpointer.py"): [
         ('    _check_masks(state)\n', ''),
     ],
     ("modes", "models/modes.py"): [

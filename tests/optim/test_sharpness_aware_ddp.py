@@ -19,8 +19,8 @@ from plateaux.methods.sam import sam
 from plateaux.methods.sharpbalance import sharpbalance
 from plateaux.optim import SharpnessAware
 from plateaux.optim.losses import cross_entropy
-from plateaux.training.state import StepOptions
-from plateaux.training.step import step
+from plateaux.training.loop.state import StepOptions
+from plateaux.training.loop.step import step
 from tests.optim.custom_loops import OPTIMIZERS, batches_of, same_bits
 
 SAM_SET = torch.tensor([True, False, True, False, False, True, False, True])

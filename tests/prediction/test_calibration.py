@@ -17,16 +17,15 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.registry import dataset
 from plateaux.core.row_names import MEAN_PROBABILITY, row_name
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.deploy.predict import predict
 from plateaux.ensembles import conformal, selective
 from plateaux.ensembles.temperature import ORDERS, Order, apply
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.member_outputs import MemberOutputs, error_probability, predict_all
-from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.splits import eval_split
-from plateaux.prediction.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
+from plateaux.prediction.calibration import Calibration, calibrate, evaluate_calibration
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
 from plateaux.training.train import train
@@ -70,7 +69,7 @@ def outputs_of(run: Path, split: str) -> MemberOutputs:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_sets_and_threshold_are_fitted_on_the_outputs_of_the_chosen_order(run: Path, order: Order) -> None:
-    fitted = calibrate(run, fit=CalibrationOptions(order=order, alphas=[0.1], target_risk=0.1))
+    fitted = calibrate(run, order=order, alphas=[0.1], target_risk=0.1)
     outputs = outputs_of(run, "validation")
     log_p = apply(outputs.logits, fitted.temperatures[order])
     wrong = log_p.argmax(-1) != outputs.y
@@ -111,7 +110,7 @@ def test_evaluation_on_the_calibration_samples_is_refused(run: Path) -> None:
 
 def test_coverage_and_risk_on_other_samples_are_close_to_their_targets(run: Path) -> None:
     calibrate(
-        run, split="test", fraction=0.5, fit=CalibrationOptions(target_risk=0.05)
+        run, split="test", fraction=0.5, target_risk=0.05
     )  # other writers wrote what was trained on: not exchangeable
     (found,) = evaluate_calibration(run, exclude_calibration_ids=True)
     name = "ensemble (pool then calibrate)"
@@ -167,7 +166,7 @@ def test_predictions_without_calibration_are_the_mean_probabilities(tmp_path: Pa
 
 
 def test_predictions_are_equal_in_csv_jsonl_and_npz(run: Path, tmp_path: Path) -> None:
-    calibrate(run, fit=CalibrationOptions(target_risk=0.02))
+    calibrate(run, target_risk=0.02)
     answers = predict(run, split="test", alpha=0.05)
     assert answers.prediction_set is not None
     assert answers.abstain is not None
@@ -195,30 +194,29 @@ def test_predictions_are_equal_in_csv_jsonl_and_npz(run: Path, tmp_path: Path) -
 
 def test_predict_accepts_another_data_set_and_rejects_unknown_options(run: Path, log_lines: list[str]) -> None:
     calibrate(run)
-    assert len(predict(run, split="digits", options=EvalOptions(limit=20))) == 20
+    assert len(predict(run, split="digits", limit=20)) == 20
     with pytest.raises(RecipeError, match="There is no OOD score called 'smoke'"):
         predict(run, split="test", ood_score="smoke")
     with pytest.raises(RecipeError, match=r"calibrated for 0\.1, 0\.05"):
         predict(run, split="test", alpha=0.2)
     log_lines.clear()
-    some = predict(run, split="test", options=EvalOptions(members=[0, 1]))
+    some = predict(run, split="test", members=[0, 1])
     assert (some.prediction_set, some.calibrated) == (None, False)
     assert some.remark in log_lines
     assert "is for all members" in some.remark
     with pytest.raises(RecipeError, match=r"alpha = 0\.1 was given, but .* is for all members"):
-        predict(run, split="test", alpha=0.1, options=EvalOptions(members=[0, 1]))
+        predict(run, split="test", alpha=0.1, members=[0, 1])
 
 
 def test_the_default_bound_is_guaranteed_and_a_threshold_without_one_is_warned_about(
     run: Path, log_lines: list[str]
 ) -> None:
-    assert CalibrationOptions().bound == "clopper-pearson"
     log_lines.clear()
     made = calibrate(run)
     assert made.threshold.bound == "clopper-pearson"
     assert made.threshold.upper is None or made.threshold.upper <= 0.05
     assert not any("not guaranteed" in line for line in log_lines)
-    few = calibrate(run, fraction=0.15, fit=CalibrationOptions(bound="none"))
+    few = calibrate(run, fraction=0.15, bound="none")
     assert (few.threshold.samples, few.threshold.bound) == (45, "none")
     (line,) = [line for line in log_lines if "not guaranteed" in line]
     assert "45 samples are too few: at least 59 are needed" in line

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.member_outputs import MemberOutputs, error_probability, predict_all
 from plateaux.evaluation.splits import eval_split
 from plateaux.evaluation.tables import to_markdown
-from plateaux.prediction.calibration import Calibration, CalibrationOptions, calibrate, evaluate_calibration
+from plateaux.prediction.calibration import Calibration, calibrate, evaluate_calibration
 from plateaux.prediction.cascade import ROW, cascade_rows, evaluate_cascade
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
@@ -38,7 +38,7 @@ from plateaux.training.train import train
 
 RECIPE = digits_recipe(members=4, epochs=3, model=SMALL_MLP)
 OPTIONS = CascadeOptions(max_harm=0.05)
-FIT = CalibrationOptions(cascade=OPTIONS, target_risk=0.1)
+FIT: dict[str, Any] = {"cascade": {"max_harm": 0.05}, "target_risk": 0.1}
 
 
 pytestmark = pytest.mark.xdist_group("cascade")  # one worker trains the run once
@@ -62,7 +62,7 @@ def select(outputs: MemberOutputs, ids: torch.Tensor) -> MemberOutputs:
 
 @pytest.mark.slow
 def test_the_cascade_and_the_calibration_are_fitted_on_two_halves(run: Path) -> None:
-    made = calibrate(run, fit=FIT)
+    made = calibrate(run, **FIT)
     assert made.cascade is not None
     assert made.cascade_ids is not None
     outputs = outputs_on(run, "validation")
@@ -86,7 +86,7 @@ def test_the_cascade_and_the_calibration_are_fitted_on_two_halves(run: Path) -> 
 
 
 def test_both_lists_of_ids_are_stored_and_read_back(run: Path) -> None:
-    made, again = calibrate(run, fit=FIT), Calibration.read(Run.open(run))
+    made, again = calibrate(run, **FIT), Calibration.read(Run.open(run))
     assert again.to_dict() == made.to_dict() == LocalStore(run).get_json("calibration.json")
     assert again.cascade == made.cascade
     assert made.cascade_ids is not None
@@ -122,7 +122,7 @@ def test_with_too_few_samples_all_members_are_queried_and_the_needed_number_is_r
     run: Path, log_lines: list[str]
 ) -> None:
     log_lines.clear()
-    made = calibrate(run, fit=CalibrationOptions(cascade=CascadeOptions()))
+    made = calibrate(run, cascade=True)
     assert made.cascade is not None
     assert made.cascade.threshold is None
     (line,) = [line for line in log_lines if "too few" in line and "harm" in line]
@@ -134,9 +134,14 @@ def test_with_too_few_samples_all_members_are_queried_and_the_needed_number_is_r
     assert answers.members_queried.tolist() == [4] * 599
 
 
+def test_an_unknown_setting_of_a_cascade_is_refused(run: Path) -> None:
+    with pytest.raises(RecipeError, match="cascade has no setting 'max_ham'; did you mean 'max_harm'"):
+        calibrate(run, cascade={"max_ham": 0.1})
+
+
 def test_labels_are_not_used_for_disagreement(run: Path) -> None:
     options = CascadeOptions(max_harm=0.1, kind="differs")
-    made = calibrate(run, fit=CalibrationOptions(cascade=options))
+    made = calibrate(run, cascade={"max_harm": 0.1, "kind": "differs"})
     assert made.cascade is not None
     assert made.cascade_ids is not None
     held = select(outputs_on(run, "validation"), made.cascade_ids)
@@ -145,7 +150,7 @@ def test_labels_are_not_used_for_disagreement(run: Path) -> None:
 
 
 def test_predictions_come_from_the_members_that_were_queried(run: Path, tmp_path: Path) -> None:
-    made = calibrate(run, fit=FIT)
+    made = calibrate(run, **FIT)
     assert made.cascade is not None
     outputs, answers = outputs_on(run, "test"), predict(run, split="test", ood_score="variance")
     assert answers.members_queried is not None
@@ -173,7 +178,7 @@ def test_predictions_come_from_the_members_that_were_queried(run: Path, tmp_path
 
 
 def test_one_member_has_no_mutual_information_and_no_score_that_compares_members(run: Path) -> None:
-    calibrate(run, fit=CalibrationOptions(cascade=CascadeOptions(max_harm=0.2, stages=(1, 2))))
+    calibrate(run, cascade={"max_harm": 0.2, "stages": (1, 2)})
     answers = predict(run, split="test")
     assert answers.members_queried is not None
     single = answers.members_queried == 1
@@ -186,18 +191,18 @@ def test_one_member_has_no_mutual_information_and_no_score_that_compares_members
 
 def test_a_cascade_requires_pool_then_calibrate(run: Path) -> None:
     with pytest.raises(RecipeError, match=r"order = 'calibrate then pool' was given with a cascade.*--order pool"):
-        calibrate(run, fit=replace(FIT, order="calibrate then pool"))
+        calibrate(run, **FIT, order="calibrate then pool")
 
 
 def test_a_shared_backbone_is_refused(tmp_path: Path) -> None:
     model = {"name": "cnn", "backbone": "features", "head": "linear"}
     train(Recipe.from_dict({**RECIPE, "model": model, "train": {"epochs": 1}}), tmp_path)
     with pytest.raises(RecipeError, match=r"share a backbone.*a cascade would save nothing"):
-        calibrate(tmp_path, fit=FIT)
+        calibrate(tmp_path, **FIT)
 
 
 def test_results_equal_a_loop_over_samples(run: Path) -> None:
-    made = calibrate(run, fit=FIT)
+    made = calibrate(run, **FIT)
     assert made.cascade is not None
     (found,) = evaluate_cascade(run)
     outputs = outputs_on(run, "test")
@@ -224,7 +229,7 @@ def test_results_equal_a_loop_over_samples(run: Path) -> None:
 
 
 def test_samples_of_both_halves_are_excluded(run: Path) -> None:
-    calibrate(run, split="test", fraction=0.5, fit=FIT)
+    calibrate(run, split="test", fraction=0.5, **FIT)
     with pytest.raises(RunError, match=r"fitted on 300 of the 599 test samples"):
         evaluate_cascade(run)
     with pytest.raises(RunError, match=r"fitted on 300 of the 599 test samples"):
@@ -237,7 +242,7 @@ def test_samples_of_both_halves_are_excluded(run: Path) -> None:
 
 
 def test_other_datasets_need_no_labels_and_have_no_guarantee(run: Path) -> None:
-    calibrate(run, fit=FIT)
+    calibrate(run, **FIT)
     own, other = evaluate_cascade(run, suites={"near": ["digits"]})
     assert other.split == "digits (near)"
     assert {name.part[0] for name in other.rows} == {"members queried", "differs"}
@@ -256,7 +261,7 @@ def test_only_missing_corruptions_are_skipped(tmp_path: Path, log_lines: list[st
     write_data("cifar10", tmp_path / "data")
     data = {"name": "cifar10", "root": str(tmp_path / "data"), "batch_size": 8}
     train(Recipe.from_dict({**RECIPE, "members": 3, "data": data, "train": {"epochs": 1}}), tmp_path / "run")
-    calibrate(tmp_path / "run", split="test", fraction=0.5, fit=FIT)
+    calibrate(tmp_path / "run", split="test", fraction=0.5, **FIT)
     (tmp_path / "data" / "CIFAR-10-C" / "fog.npy").write_bytes(b"")
     suites = {"C-5": ["corrupted:all:5"]}
     _, *found = evaluate_cascade(tmp_path / "run", suites=suites, skip_missing=True, exclude_calibration_ids=True)
@@ -271,8 +276,7 @@ def test_corrupted_samples_have_no_guarantee_and_exclude_the_calibration_samples
     data = from_tensors((x[:80], y[:80]), (x[80:], y[80:]), classes=3)
     recipe = {**RECIPE, "members": 3, "data": {"name": "tensors", "batch_size": 64}, "train": {"epochs": 1}}
     train(Recipe.from_dict(recipe), tmp_path, data=data)
-    fit = CalibrationOptions(cascade=CascadeOptions(max_harm=0.3))
-    calibrate(plateaux.open_run(tmp_path, data=data), split="test", fraction=0.5, fit=fit)
+    calibrate(plateaux.open_run(tmp_path, data=data), split="test", fraction=0.5, cascade={"max_harm": 0.3})
     splits = ["test", "corrupted:gaussian_noise:5", "corrupted:fog:1"]
     with pytest.raises(RunError, match="fitted on 60 of the 120"):
         evaluate_cascade(plateaux.open_run(tmp_path, data=data), split=splits[1:])
@@ -288,7 +292,7 @@ def test_corrupted_samples_have_no_guarantee_and_exclude_the_calibration_samples
 
 
 def test_a_damaged_cascade_is_refused(run: Path, tmp_path: Path) -> None:
-    calibrate(run, fit=FIT)
+    calibrate(run, **FIT)
     for name, value in (("threshold", 2.0), ("stages", [4]), ("members", 9), ("kind", "hurt")):
         copy = tmp_path / name
         shutil.copytree(run, copy)

@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 
 from plateaux.core.errors import DataError
+from plateaux.data.data_summary import TensorSummary
 from plateaux.data.files import decode
 from plateaux.data.preprocessing import Preprocessing, SentencePiece, WordPiece
-from plateaux.data.summary import TensorSummary
 from plateaux.prediction.contract import InputContract
 from plateaux.prediction.inputs import prepare
 

@@ -17,9 +17,9 @@ from torch import nn
 
 import plateaux
 from plateaux.core.errors import DataError, RecipeError, RunError
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.deploy.predict import predict
-from plateaux.prediction.calibration import CalibrationOptions, calibrate
+from plateaux.prediction.calibration import calibrate
 from plateaux.prediction.predictor import Predictor
 from plateaux.storage.run import Run
 
@@ -40,7 +40,7 @@ def uncalibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(uncalibrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("calibrated") / "run"
     shutil.copytree(uncalibrated, out)
-    calibrate(out, fit=CalibrationOptions(target_risk=0.1))
+    calibrate(out, target_risk=0.1)
     return out
 
 
@@ -132,13 +132,13 @@ def test_sets_randomized_by_id_are_left_out_and_deterministic_ones_are_not(
     uncalibrated: Path, tmp_path: Path, images: torch.Tensor, log_lines: list[str]
 ) -> None:
     shutil.copytree(uncalibrated, tmp_path / "run")
-    calibrate(tmp_path / "run", fit=CalibrationOptions(conformal="aps"))
+    calibrate(tmp_path / "run", conformal="aps")
     found = load_predictor(tmp_path / "run")(images[:5])
     assert found.prediction_set is None
     assert "randomized by sample id" in found.remark
     assert any("--no-randomized" in line for line in log_lines)
     assert predict(tmp_path / "run", split="test").prediction_set is not None
-    calibrate(tmp_path / "run", fit=CalibrationOptions(conformal="aps", randomized=False))
+    calibrate(tmp_path / "run", conformal="aps", randomized=False)
     found = load_predictor(tmp_path / "run", alpha=0.05)(images)
     assert found.prediction_set is not None
     assert found.prediction_set.any(1).all()

@@ -13,9 +13,9 @@ import plateaux
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.row_names import MEAN_PROBABILITY
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.prediction.selection import EnsembleSelection, evaluate_selection, load_selection, select_members
+from plateaux.prediction.selection import EnsembleSelection, evaluate_selection, select_members
 from plateaux.prediction.soup import soup
 from plateaux.storage.run import Run
 from plateaux.training.train import train
@@ -128,7 +128,7 @@ def test_members_of_several_runs_form_one_ensemble(apart: Path, tmp_path: Path) 
     assert sum(chosen.selection.weights) == pytest.approx(1)
     chosen.write(tmp_path / "chosen.json")
     assert EnsembleSelection.read(tmp_path / "chosen.json") == chosen
-    ensemble = load_selection(tmp_path / "chosen.json")
+    ensemble = EnsembleSelection.read(tmp_path / "chosen.json").load()
     assert len(ensemble) == sum(weight > 0 for weight in chosen.selection.weights)
     x, y = plateaux.dataset.get("digits")().test.fetch(torch.arange(599))
     p = ensemble.predict(x)

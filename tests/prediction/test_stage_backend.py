@@ -13,12 +13,12 @@ from digit_runs import SMALL_MLP, train_digits
 from torch import nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.deploy.predict import predict
 from plateaux.ensembles.answers import Answers, AnswerSettings, answer_by_members
-from plateaux.ensembles.cascade import Cascade, CascadeOptions
+from plateaux.ensembles.cascade import Cascade
 from plateaux.ensembles.ensemble import Ensemble
-from plateaux.prediction.calibration import CalibrationOptions, calibrate
+from plateaux.prediction.calibration import calibrate
 from plateaux.prediction.load import ModuleBackend
 
 pytestmark = pytest.mark.xdist_group("deployed_cascade")  # one worker trains the run once
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("deployed_cascade")  # one worker trains th
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = train_digits(tmp_path_factory.mktemp("run"), members=4, epochs=3, model=SMALL_MLP)
-    calibrate(out, fit=CalibrationOptions(cascade=CascadeOptions(max_harm=0.05), target_risk=0.1))
+    calibrate(out, cascade={"max_harm": 0.05}, target_risk=0.1)
     return out
 
 
@@ -127,7 +127,7 @@ def test_named_inputs_are_queried_by_rows() -> None:
 def test_a_score_that_compares_members_needs_two_members(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
-    calibrate(copy, fit=CalibrationOptions(cascade=CascadeOptions(max_harm=0.2, stages=(1, 2))))
+    calibrate(copy, cascade={"max_harm": 0.2, "stages": (1, 2)})
     assert "mutual information is 0" in load_predictor(copy).remark
     with pytest.raises(RecipeError, match="compares members"):
         load_predictor(copy, ood_score="mutual_information")

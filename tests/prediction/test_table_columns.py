@@ -18,9 +18,9 @@ import torch
 
 import plateaux
 from plateaux.core.errors import DataError
+from plateaux.data.data_summary import TensorSummary
 from plateaux.data.preprocessing import Preprocessing
-from plateaux.data.summary import TensorSummary
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.prediction.contract import InputContract
 from plateaux.prediction.inputs import prepare
 from plateaux.storage.run import Run
@@ -149,7 +149,7 @@ def test_a_file_without_a_column_names_the_option_for_it(run: Path, expected: An
     plateaux.predict(run, table, tmp_path / "c.csv")
     assert "no column 'age', 'income', 'is_new'; its columns are a. Name" in (tmp_path / "c.csv").read_text()
     FRAME.rename(columns={"age": "years"}).to_csv(table, index=False)
-    columns = plateaux.BatchOptions(columns=("years", "income", "is_new"))
+    columns = {"columns": ("years", "income", "is_new")}
     assert plateaux.predict(run, table, tmp_path / "b.csv", batch=columns).failed == 0
 
 

@@ -49,14 +49,14 @@ def test_changelog_and_citation_name_the_version_of_the_package() -> None:
 
 
 @pytest.mark.parametrize("package", [re.split(r"[\[<>=!~ ]", line)[0] for line in PROJECT["dependencies"]])
-def test_readme_gives_a_reason_for_each_core_dependency(package: str) -> None:
-    assert any(package in words(first) and len(words(reason)) >= 3 for first, *_, reason in readme_rows())
+def test_the_install_page_gives_a_reason_for_each_core_dependency(package: str) -> None:
+    assert any(package in words(first) and len(words(reason)) >= 3 for first, *_, reason in install_rows())
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_readme_gives_a_reason_for_each_extra_and_names_its_packages(extra: str) -> None:
-    rows = [row for row in readme_rows() if extra in words(row[0]) and len(words(row[-1])) >= 3]
-    assert rows, f"no row of README's dependency table starts with the extra {extra!r} and ends with a reason"
+def test_the_install_page_gives_a_reason_for_each_extra_and_names_its_packages(extra: str) -> None:
+    rows = [row for row in install_rows() if extra in words(row[0]) and len(words(row[-1])) >= 3]
+    assert rows, f"no row of the tables on the install page starts with the extra {extra!r} and ends with a reason"
     packages = [] if extra == "dev" else [re.split(r"[\[<>=!~ ]", line)[0] for line in EXTRAS[extra]]
     assert [name for name in packages if not any(name in words(" ".join(row)) for row in rows)] == []
 
@@ -249,9 +249,10 @@ def readme() -> str:
     return path.read_text(encoding="utf-8")
 
 
-def readme_rows() -> list[list[str]]:
-    """Return the cells of every table row in README.md."""
-    lines = [line.strip() for line in readme().splitlines()]
+def install_rows() -> list[list[str]]:
+    """Return the cells of every table row of the install page."""
+    page = ROOT / "docs" / "get-started" / "install.md"
+    lines = [line.strip() for line in page.read_text(encoding="utf-8").splitlines()]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
 
 

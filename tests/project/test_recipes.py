@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import plateaux
-from plateaux.config.builtin import recipe_file
+from plateaux.config.builtin_recipes import recipe_file
 from plateaux.config.experiment import Experiment
 from plateaux.data.sources import InMemorySource
-from plateaux.training.checks import check
+from plateaux.training.recipe_rules import check
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 FILES = sorted(FOLDER.rglob("*.toml"))

@@ -20,14 +20,14 @@ from pathlib import Path
 import torch
 
 import plateaux
-from plateaux import Ensemble, EvalOptions, Recipe, Run
+from plateaux import Ensemble, Recipe, Run
 
 recipe: Recipe = plateaux.Recipe.load("quickstart", ["members=2"])
 members: int = recipe.members
 run: Run = plateaux.train(recipe, out=Path("runs/demo"))
-result: plateaux.Evaluation = plateaux.evaluate(run, options=EvalOptions(limit=100))
+result = plateaux.evaluate(run, limit=100)
 accuracy: float = result["accuracy"].ensemble.value
-calibration: plateaux.Calibration = plateaux.calibrate(run)
+risk: float = plateaux.calibrate(run, target_risk=0.1).threshold.risk
 ensemble: Ensemble = plateaux.load_predictor(run).ensemble
 probabilities: torch.Tensor = ensemble.predict(torch.zeros(1, 1, 8, 8))
 

@@ -19,11 +19,11 @@ from plateaux.core.formatting import format_range, format_with_stderr
 from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.core.text_table import Cell, Table
 from plateaux.core.types import Estimate
-from plateaux.reports import summary, tables
+from plateaux.reports import report_tables, summary
 from plateaux.reports.export import to_csv, to_html, to_json, to_markdown
-from plateaux.reports.inputs import ReportInputs, RunSection
 from plateaux.reports.report import Report, compose
-from plateaux.studies.results import ResultRow
+from plateaux.reports.report_inputs import ReportInputs, RunSection
+from plateaux.studies.result_rows import ResultRow
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -266,21 +266,21 @@ def test_the_best_value_of_a_column_is_marked_and_means_have_standard_errors() -
         for name, values in (("x", (1.0, 3.0)), ("y", (1.0, 1.5)))
         for repetition, value in enumerate(values)
     ]
-    (table,) = tables.metric_tables(found)
+    (table,) = report_tables.metric_tables(found)
     assert table.header == ["", "nll"]
     assert table.rows == [[Cell("a=x"), Cell("2.0 ± 1.0")], [Cell("a=y"), Cell("1.25 ± 0.25", is_best=True)]]
     with_nan = [replace(each, value=math.nan) if each.value == 1.5 else each for each in found]
-    assert tables.metric_tables(with_nan)[0].text_rows() == [["a=x", "2.0 ± 1.0"], ["a=y", "1 (1 of 2)"]]
+    assert report_tables.metric_tables(with_nan)[0].text_rows() == [["a=x", "2.0 ± 1.0"], ["a=y", "1 (1 of 2)"]]
     same = [replace(each, value=1.0) for each in found]
-    assert not any(cell.is_best for row in tables.metric_tables(same)[0].rows for cell in row)
+    assert not any(cell.is_best for row in report_tables.metric_tables(same)[0].rows for cell in row)
 
 
 def test_each_group_of_metrics_has_a_table() -> None:
     found = synthetic.one_run()
-    assert [table.title for table in tables.metric_tables(found)] == [
+    assert [table.title for table in report_tables.metric_tables(found)] == [
         "Performance", "Uncertainty", "Diversity", "Sharpness", "Training cost",
     ]  # fmt: skip
-    own = tables.metric_tables(
+    own = report_tables.metric_tables(
         [*found, synthetic.result_row("mine:own", "member 0", 1.0), synthetic.result_row("odd", "a row", 1.0)]
     )
     assert [table.title for table in own][-1] == "Other metrics"
@@ -288,30 +288,32 @@ def test_each_group_of_metrics_has_a_table() -> None:
 
 
 def test_corruption_tables_have_a_row_per_kind_for_one_run_and_per_condition_for_several() -> None:
-    (one,) = tables.corruption_tables(synthetic.one_run())
+    (one,) = report_tables.corruption_tables(synthetic.one_run())
     assert (one.header, [row[0] for row in one.text_rows()]) == (["", "severity 1", "severity 5"], ["fog", "snow"])
-    (several,) = tables.corruption_tables(synthetic.study(synthetic.grid(3)))
+    (several,) = report_tables.corruption_tables(synthetic.study(synthetic.grid(3)))
     assert several.header == ["", "severity 1", "severity 5", "cACC"]
     assert sum(row[3].is_best for row in several.rows) == 1
-    assert tables.corruption_tables([synthetic.result_row("nll", "member 0", 1.0)]) == []
+    assert report_tables.corruption_tables([synthetic.result_row("nll", "member 0", 1.0)]) == []
     assert (
-        tables.corruption_tables([synthetic.result_row("nll", "member 0", 1.0, condition={"a": i}) for i in (1, 2)])
+        report_tables.corruption_tables(
+            [synthetic.result_row("nll", "member 0", 1.0, condition={"a": i}) for i in (1, 2)]
+        )
         == []
     )
 
 
 def test_ood_tables_mark_the_best_score() -> None:
-    area, rate = tables.ood_tables(synthetic.one_run())
+    area, rate = report_tables.ood_tables(synthetic.one_run())
     assert area.rows[0][0].text == "mnist (far)"
     assert sum(cell.is_best for cell in area.rows[0]) == sum(cell.is_best for cell in rate.rows[0]) == 1
-    assert tables.ood_tables(synthetic.study(synthetic.grid(2), 1))[0].rows[0][0].text.endswith(": mnist (far)")
+    assert report_tables.ood_tables(synthetic.study(synthetic.grid(2), 1))[0].rows[0][0].text.endswith(": mnist (far)")
 
 
 def test_tables_of_differences_from_the_baseline_are_split_if_wide() -> None:
     found = synthetic.study(synthetic.grid(4, "SAM"))
-    split_tables = tables.differences(found, {"rho": 0.0})
+    split_tables = report_tables.differences(found, {"rho": 0.0})
     assert split_tables[0].title == "Difference from rho=0.0"
-    assert tables.differences(found, {}) == []
+    assert report_tables.differences(found, {}) == []
     parts = split_tables[0].split_columns(max_columns=2, number_titles=True)
     assert len(parts) == -(-(len(split_tables[0].header) - 1) // 2)
     assert parts[0].title.endswith(f"(1 of {len(parts)})")

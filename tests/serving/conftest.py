@@ -25,7 +25,7 @@ import plateaux
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serving")
     train_digits(folder / "run", members=3)
-    plateaux.calibrate(folder / "run", fit=plateaux.CalibrationOptions(target_risk=0.2))
+    plateaux.calibrate(folder / "run", target_risk=0.2)
     plateaux.export(folder / "run", folder / "digits")
     return folder / "digits"
 

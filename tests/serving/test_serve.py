@@ -375,7 +375,7 @@ def test_only_connections_without_a_new_request_are_idle() -> None:
 
 def test_a_cascade_reports_members_queried_and_the_scores_of_its_calibration(tmp_path: Path) -> None:
     run = train_digits(tmp_path / "run", members=4, model={"name": "mlp", "hidden_sizes": [8]})
-    plateaux.calibrate(run, fit=plateaux.CalibrationOptions(cascade=plateaux.CascadeOptions(max_harm=0.02)))
+    plateaux.calibrate(run, cascade={"max_harm": 0.02})
     made = plateaux.export(run, tmp_path / "digits")
     x, _ = dataset.get("digits")().test.fetch(torch.arange(100))
     expected = plateaux.load_predictor(tmp_path / "digits")(x)

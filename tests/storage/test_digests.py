@@ -13,10 +13,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from plateaux import PlateauxError, Recipe, calibrate, evaluate, load_predictor, predict, train
+from plateaux import Recipe, calibrate, evaluate, load_predictor, predict, train
 from plateaux.cli.main import app
 from plateaux.core.errors import Interrupted, StorageError
 from plateaux.core.progress import MemberUpdate
+from plateaux.errors import PlateauxError
 from plateaux.storage import digests
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run

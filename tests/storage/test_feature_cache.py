@@ -28,11 +28,10 @@ from plateaux.core.types import derive_seed, map_tensors
 from plateaux.data.augment import Augment, crop_and_flip
 from plateaux.data.corruptions.corrupt import Corrupted
 from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource, from_tensors
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.ood import detect_ood
-from plateaux.evaluation.options import EvalOptions
 from plateaux.models.backbone import Backbone
 from plateaux.prediction.soup import soup
 from plateaux.storage import feature_cache
@@ -310,12 +309,11 @@ def test_evaluation_uses_features_of_test_corrupted_and_ood_samples(tmp_path: Pa
     run = train(config, tmp_path / "run", **GIVEN.keywords())
     members = load_predictor(plateaux.open_run(tmp_path / "run", data=GIVEN.data, model=GIVEN.model)).ensemble
     passes.clear()
-    components: dict[str, Any] = {"options": EvalOptions(cache_logits="off")}
     run = Run.open(tmp_path / "run", GIVEN)
     splits = ["test", "corrupted:fog:3@8"]
-    results = evaluate(run, split=splits, metrics=["nll"], **components)
+    results = evaluate(run, split=splits, metrics=["nll"], cache_logits="off")
     assert sum(passes) == 20 + 8
-    outside = detect_ood(run, {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **components)
+    outside = detect_ood(run, {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, cache_logits="off")
     assert sum(passes) == 20 + 8 + 24
     foggy, _ = Corrupted(DATA.test, "fog", 3).fetch(torch.arange(8))
     for result, images in zip(results, (IMAGES[50:], foggy), strict=True):
@@ -324,11 +322,13 @@ def test_evaluation_uses_features_of_test_corrupted_and_ood_samples(tmp_path: Pa
         nll = -float(log_p[torch.arange(len(images)), LABELS[50 : 50 + len(images)]].mean())
         assert result.rows["ensemble (mean probability)"].value == pytest.approx(nll, rel=1e-4)
     passes.clear()
-    again = evaluate(run, split=splits, metrics=["nll"], **components)
+    again = evaluate(run, split=splits, metrics=["nll"], cache_logits="off")
     assert [result.rows for result in again] == [result.rows for result in results]
     assert [
         result.rows
-        for result in detect_ood(run, {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, **components)
+        for result in detect_ood(
+            run, {"near": ["tests.storage.test_feature_cache:foreign_patches"]}, cache_logits="off"
+        )
     ] == [result.rows for result in outside]
     mixed = soup(plateaux.Run.open(tmp_path / "run", GIVEN), tmp_path / "soup", split="test", max_barrier=100.0)
     assert passes == []

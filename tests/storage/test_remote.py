@@ -19,10 +19,9 @@ from waiting import wait_until
 import plateaux
 from plateaux.core.errors import RecipeError, RunError, StorageError
 from plateaux.storage import lease, remote_fs
-from plateaux.storage.backends import open_store
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.remote_fs import Address, RemoteFS, parse_address
-from plateaux.storage.remote_store import RemoteStore
+from plateaux.storage.remote_store import RemoteStore, open_store
 from plateaux.storage.run import Run
 from plateaux.storage.store import Store
 

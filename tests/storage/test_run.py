@@ -83,7 +83,7 @@ def test_weights_can_be_loaded_without_plateaux(trained: Path) -> None:
     x = np.ones((5, 2), dtype=np.float32)
     w = load_file(trained / "members/1/weights.safetensors")
     logits = np.maximum(x @ w["1.weight"].T + w["1.bias"], 0) @ w["3.weight"].T + w["3.bias"]
-    from plateaux.deploy.load import load_predictor
+    from plateaux.deploy.load_predictor import load_predictor
 
     np.testing.assert_allclose(load_predictor(trained).ensemble.logits(torch.ones(5, 2))[1].numpy(), logits, rtol=1e-5)
 

@@ -14,6 +14,7 @@ import plateaux
 from plateaux.core.types import TensorTree
 from plateaux.data.datasets.arrays import arrays
 from plateaux.data.tensor_names import DATA_FILE
+from plateaux.errors import PlateauxError
 from plateaux.storage.local_store import LocalStore
 
 METADATA = {"classes": "2", "labels": "[]"}
@@ -57,18 +58,17 @@ def test_other_samples_in_the_folder_are_refused(change: Callable[[TensorTree], 
     change(tensors)
     store.put_tensors(DATA_FILE, tensors)
     for use in (plateaux.evaluate, resume):
-        with pytest.raises(plateaux.PlateauxError):
+        with pytest.raises(PlateauxError):
             use(run)
 
 
 def test_mean_and_std_of_the_run_are_used(run: Path) -> None:
     """The recipe alone reads those in the file, which must have one dimension."""
-    expected = plateaux.evaluate(run, metrics="nll", options=plateaux.EvalOptions(no_cache=True))[0].to_dict()["rows"]
+    expected = plateaux.evaluate(run, metrics="nll", cache_logits="off")[0].to_dict()["rows"]
     store = LocalStore(run)
     store.put_tensors(DATA_FILE, {**store.get_tensors(DATA_FILE), "mean": torch.zeros(3, 3)}, METADATA)
-    options = plateaux.EvalOptions(no_cache=True)
-    assert plateaux.evaluate(run, metrics="nll", options=options)[0].to_dict()["rows"] == expected
-    with pytest.raises(plateaux.PlateauxError, match="need one dimension"):
+    assert plateaux.evaluate(run, metrics="nll", cache_logits="off")[0].to_dict()["rows"] == expected
+    with pytest.raises(PlateauxError, match="need one dimension"):
         arrays(path=DATA_FILE, root=str(run))
 
 
@@ -76,7 +76,7 @@ def test_a_link_is_not_followed(run: Path, tmp_path: Path) -> None:
     (run / DATA_FILE).rename(tmp_path / "elsewhere.safetensors")
     (run / DATA_FILE).symlink_to(tmp_path / "elsewhere.safetensors")
     for use in (plateaux.evaluate, resume):
-        with pytest.raises(plateaux.PlateauxError):
+        with pytest.raises(PlateauxError):
             use(run)
 
 

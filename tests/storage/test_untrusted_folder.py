@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from plateaux import PlateauxError, Recipe, Run, train
+from plateaux import Recipe, Run, train
 from plateaux.cli.main import app
 from plateaux.config.experiment import Experiment
 from plateaux.core.errors import RunError, StorageError
+from plateaux.errors import PlateauxError
 from plateaux.storage.local_store import LocalStore
 
 RECIPE = {

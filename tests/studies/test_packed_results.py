@@ -10,7 +10,7 @@ import pytest
 
 from plateaux.core.errors import RunError, StorageError
 from plateaux.studies.packed_results import FORMAT, encode_results, pack
-from plateaux.studies.results import read_results, results_from_study
+from plateaux.studies.result_rows import read_results, results_from_study
 
 
 def metric(value: float | None, **more: Any) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from plateaux.core.types import derive_seed
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.studies.grid import apply_changes, condition_label, grid_factors
-from plateaux.studies.planning import RunSpec, plan_runs, plan_trials
 from plateaux.studies.study import Study
-from plateaux.training.checks import check
+from plateaux.studies.trials import RunSpec, plan_runs, plan_trials
+from plateaux.training.recipe_rules import check
 
 BASE = {
     "members": 2,

@@ -16,10 +16,10 @@ from plateaux.core.types import Estimate
 from plateaux.reports.report import report
 from plateaux.storage.local_store import SCRATCH_PREFIX
 from plateaux.storage.run import Run
-from plateaux.studies.results import results_from_study
+from plateaux.studies.declared_tables import declared_tables
+from plateaux.studies.result_rows import results_from_study
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
-from plateaux.studies.tables import declared_tables
 
 
 def test_a_declared_table_has_the_numbers_of_the_study_and_those_of_the_paper(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import plateaux
 from plateaux.cli.main import app
+from plateaux.errors import PlateauxError
 
 FAST: dict[str, Any] = {"model": {"hidden_sizes": [8]}, "executor": {"threads": 1}}
 
@@ -116,7 +117,7 @@ def test_the_same_call_resumes_and_other_data_are_refused(tmp_path: Path) -> Non
         torch.equal(a["1.weight"], b["1.weight"]) for a, b in zip(first, weights(fit(tmp_path / "run")), strict=True)
     )
     x, y = blobs(121)
-    with pytest.raises(plateaux.PlateauxError, match="was trained on other data"):
+    with pytest.raises(PlateauxError, match="was trained on other data"):
         plateaux.fit(x, y, model="mlp", members=2, epochs=2, settings=FAST, out=tmp_path / "run")
 
 
@@ -212,7 +213,7 @@ def test_replaced_data_are_refused(tmp_path: Path) -> None:
     run, other = fit(tmp_path / "run"), plateaux.from_arrays(*blobs(150))
     plateaux.train(run.recipe, tmp_path / "other", data=other)
     (tmp_path / "other" / "data.safetensors").rename(tmp_path / "run" / "data.safetensors")
-    with pytest.raises(plateaux.PlateauxError, match="samples have changed since"):
+    with pytest.raises(PlateauxError, match="samples have changed since"):
         plateaux.evaluate(run)
 
 
@@ -220,7 +221,7 @@ def test_damaged_data_are_refused(tmp_path: Path) -> None:
     run = fit(tmp_path / "run")
     file = tmp_path / "run" / "data.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\1")
-    with pytest.raises(plateaux.PlateauxError, match="is damaged"):
+    with pytest.raises(PlateauxError, match="is damaged"):
         plateaux.evaluate(run)
     assert call("verify", str(run))[0] == 4
 
@@ -252,16 +253,16 @@ def test_label_noise_is_applied_to_the_stored_labels_once(tmp_path: Path) -> Non
 
 def test_token_ids_for_an_mlp_are_refused(tmp_path: Path) -> None:
     x = np.arange(80).reshape(20, 4)
-    with pytest.raises(plateaux.PlateauxError, match=r"x.astype\('float32'\)"):
+    with pytest.raises(PlateauxError, match=r"x.astype\('float32'\)"):
         plateaux.fit(x, np.arange(20) % 2, model="mlp", out=tmp_path / "run")
 
 
 def test_settings_cannot_contradict_the_arguments(tmp_path: Path) -> None:
     for settings in ({"members": 3}, {"seed": 1}, {"model": {"name": "cnn"}}, {"data": {"name": "digits"}}):
-        with pytest.raises(plateaux.PlateauxError, match="use the argument of fit"):
+        with pytest.raises(PlateauxError, match="use the argument of fit"):
             fit(tmp_path / "run", settings=settings)
-    with pytest.raises(plateaux.PlateauxError, match="did you mean"):
+    with pytest.raises(PlateauxError, match="did you mean"):
         fit(tmp_path / "run", settings={"optimiser": {"lr": 1}})
-    with pytest.raises(plateaux.PlateauxError, match="leave out y"):
+    with pytest.raises(PlateauxError, match="leave out y"):
         plateaux.fit(plateaux.from_arrays(*blobs()), blobs()[1], model="mlp", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -264,7 +264,7 @@ def test_the_summary_of_the_inputs_is_stored_in_the_run(tmp_path: Path) -> None:
 
 
 def test_only_a_fixed_sample_of_a_large_data_set_is_checked() -> None:
-    from plateaux.data.checks import check_data
+    from plateaux.data.data_check import check_data
 
     class Large:
         def __init__(self) -> None:

@@ -19,7 +19,7 @@ import plateaux
 from plateaux.config.builders.data import build_data
 from plateaux.config.builders.training import build_method
 from plateaux.core.errors import Interrupted, RecipeError, RunError
-from plateaux.deploy.load import load_predictor
+from plateaux.deploy.load_predictor import load_predictor
 from plateaux.storage.run import Run, partition_summary_path, sam_set_path, sharpness_path
 from plateaux.training.partition import SharpnessScorer, assign_samples, load_sam_set
 from plateaux.training.planning import pending_jobs

@@ -29,7 +29,7 @@ from plateaux.storage.verify import verify
 from plateaux.studies.runner import StudyRunner
 from plateaux.studies.study import Study
 from plateaux.training import trackers
-from plateaux.training.trackers import stored_epochs
+from plateaux.training.trackers import log_results, stored_epochs
 
 TESTS = Path(__file__).parents[1]
 TEXT = """
@@ -166,13 +166,13 @@ def test_results_and_files_are_added_and_no_epoch_is_sent_again(tmp_path: Path, 
         (tmp_path / f"run/trackers/tracker-toy_trackers-Recorder/{number}.json").unlink()
     results = plateaux.evaluate(run, metrics=["accuracy"])
     before = len(read(recorded))
-    plateaux.log_results(plateaux.open_run(run, trust=["toy_trackers"]), results, files=[tmp_path / "figure.svg"])
+    log_results(plateaux.open_run(run, trust=["toy_trackers"]), results, files=[tmp_path / "figure.svg"])
     started, ended = read(recorded)[before:]
     assert (started["start"], started["member"]) == (ensemble, None)
     assert ended["summary"]["test/accuracy"] == results["accuracy"].value
     assert set(ended["files"]) == {"recipe.toml", "environment.json", "report.html", "figure.svg"}
     with pytest.raises(UntrustedCodeError, match="--trust toy_trackers"):
-        plateaux.log_results(run.store.root)
+        log_results(run.store.root)
 
 
 def test_the_command_line_adds_the_results_of_the_evaluation(tmp_path: Path, recorded: Path) -> None:

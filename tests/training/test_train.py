@@ -23,10 +23,10 @@ from plateaux.storage.local_store import SCRATCH_PREFIX
 from plateaux.storage.run import Run
 from plateaux.storage.run_info import DataInfo, RunInfo
 from plateaux.storage.store import Store
-from plateaux.training import trainer
-from plateaux.training.checks import check
-from plateaux.training.offload import offload_to_disk
-from plateaux.training.state import TrainState
+from plateaux.training.loop import trainer
+from plateaux.training.loop.offload import offload_to_disk
+from plateaux.training.loop.state import TrainState
+from plateaux.training.recipe_rules import check
 from plateaux.training.train import train
 
 CASES = Components(trust=("cases",))

@@ -28,7 +28,7 @@ from plateaux.storage.atomic import explain_os_error
 
 if TYPE_CHECKING:
     from plateaux.config.recipe import Recipe
-    from plateaux.core.console import PlainConsole
+    from plateaux.core.text_table import PlainConsole
     from plateaux.evaluation.results import MetricResult
 
 CODES: tuple[tuple[type[Exception], int], ...] = (
@@ -56,14 +56,14 @@ Members = Annotated[str | None, typer.Option(help="Use only these members, such 
 @cache
 def error_console() -> PlainConsole:
     """Return the console on standard error. Its library is imported now: JSON does not need it."""
-    from plateaux.core.console import PlainConsole
+    from plateaux.core.text_table import PlainConsole
 
     return PlainConsole(stderr=True)
 
 
 def output_console() -> PlainConsole:
     """Return a console on standard output."""
-    from plateaux.core.console import PlainConsole
+    from plateaux.core.text_table import PlainConsole
 
     return PlainConsole()
 

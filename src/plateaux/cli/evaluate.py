@@ -2,9 +2,8 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -24,11 +23,16 @@ from plateaux.cli.common import (
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import split_names
 from plateaux.core.process_info import is_rank_zero
-from plateaux.evaluation.options import CacheDtype, EvalOptions
+
+if TYPE_CHECKING:
+    from plateaux.evaluation.results import MetricResult
 
 CORRUPTION_METRICS = ["accuracy", "nll", "ece"]
 
-CacheLogits = Annotated[CacheDtype, typer.Option(help="Cache logits next to the run as float32 or float16, or off.")]
+CacheLogits = Annotated[
+    Literal["float32", "float16", "off"],
+    typer.Option(help="Precision of the logits cached next to the run; off: neither read nor written."),
+]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use only the first N samples.")]
 
 
@@ -68,7 +72,6 @@ def evaluate(
         Path | None, typer.Option(help="A JSON file with the errors of a baseline, to normalize the mCE.")
     ] = None,
     cache_logits: CacheLogits = "float32",
-    no_cache: Annotated[bool, typer.Option(help="Run forward passes even if logits are cached.")] = False,
     corruption_cache: Annotated[
         Path | None, typer.Option(help="A folder that keeps generated corrupted images.")
     ] = None,
@@ -88,7 +91,7 @@ def evaluate(
     In Python: `plateaux.evaluate("runs/demo", metrics="all")`
     """
     from plateaux.evaluation.ood import parse_ood_suites
-    from plateaux.evaluation.robustness import read_baseline
+    from plateaux.evaluation.robustness import read_baseline, robustness
     from plateaux.evaluation.splits import ood_splits
     from plateaux.evaluation.tables import to_markdown
 
@@ -106,45 +109,39 @@ def evaluate(
         ood_splits(opened.recipe, opened.info.data, name, "", opened.components)
     if executor == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(processes))
-    options = EvalOptions(
-        members=parse_numbers(members),
-        limit=limit,
-        ensemble_sizes=ensemble_sizes,
-        device=device,
-        executor=None if executor is None else _mesh(processes, changes or []),
-        cache_logits=cache_logits,
-        no_cache=no_cache,
-        corruption_cache=corruption_cache,
-    )
+    mesh = None if executor is None else _mesh(processes, changes or [])
+    chosen: dict[str, Any] = {"members": parse_numbers(members), "limit": limit, "executor": mesh}
     names = [] if metrics == "none" or ((calibrated or cascade) and metrics == "all") else split_names(metrics)
-    results: list[plateaux.MetricResult] = []
+    results: list[MetricResult] = []
     with progress_bar("evaluating") as progress:
-        shared: dict[str, Any] = {"progress": progress}
+        shared: dict[str, Any] = {"device": device, "cache_logits": cache_logits, "progress": progress}
         for splits, wanted in _by_kind(split_names(split), names):
-            results += plateaux.evaluate(opened, split=splits, metrics=wanted, options=options, **shared)
-        results += plateaux.robustness(results, baseline_errors)
+            results += plateaux.evaluate(
+                opened,
+                split=splits,
+                metrics=wanted,
+                ensemble_sizes=ensemble_sizes,
+                corruption_cache=corruption_cache,
+                **chosen,
+                **shared,
+            )
+        results += robustness(results, baseline_errors)
         if calibrated:
-            cache = EvalOptions(device=device, cache_logits=cache_logits)
-            exclude = exclude_calibration_ids
             results += plateaux.evaluate_calibration(
-                opened, split=split, exclude_calibration_ids=exclude, options=cache, **shared
+                opened, split=split, exclude_calibration_ids=exclude_calibration_ids, **shared
             )
         if cascade:
-            stored = EvalOptions(
-                device=device, cache_logits=cache_logits, no_cache=no_cache, corruption_cache=corruption_cache
-            )
             results += plateaux.evaluate_cascade(
                 opened,
                 split=split_names(split),
                 suites=suites,
                 skip_missing=skip_missing,
                 exclude_calibration_ids=exclude_calibration_ids,
-                options=stored,
+                corruption_cache=corruption_cache,
                 **shared,
             )
         if suites:
-            plain = replace(options, ensemble_sizes=False, corruption_cache=None)
-            results += plateaux.detect_ood(opened, suites, skip_missing=skip_missing, options=plain, **shared)
+            results += plateaux.detect_ood(opened, suites, skip_missing=skip_missing, **chosen, **shared)
     if not is_rank_zero():
         return
     if markdown:
@@ -204,23 +201,20 @@ def calibrate(
     """
     from plateaux.prediction.cascade_fit import describe_cascade
 
-    fit = plateaux.CalibrationOptions(
-        alphas=alpha or (0.1, 0.05),
-        conformal=conformal,
-        randomized=randomized,
-        target_risk=target_risk,
-        bound=bound,
-        order="pool then calibrate" if order == "pool" else "calibrate then pool",
-        cascade=_cascade_options(max_harm, confidence, stages, unlabeled=unlabeled, cascade=cascade),
-    )
+    settings = _cascade_settings(max_harm, confidence, stages, unlabeled=unlabeled, cascade=cascade)
     with progress_bar("calibrating") as progress:
-        options = EvalOptions(device=device)
         calibration = plateaux.calibrate(
             plateaux.open_run(run, trust=trust or ()),
             split=split,
             fraction=fraction,
-            fit=fit,
-            options=options,
+            alphas=alpha or (0.1, 0.05),
+            conformal=conformal,
+            randomized=randomized,
+            target_risk=target_risk,
+            bound=bound,
+            order="pool then calibrate" if order == "pool" else "calibrate then pool",
+            cascade=settings,
+            device=device,
             progress=progress,
         )
 
@@ -263,7 +257,6 @@ def soup(
 
     In Python: `plateaux.soup("runs/demo", "runs/soup", strategy="greedy")`
     """
-    options = EvalOptions(members=parse_numbers(members), device=device)
     with progress_bar("averaging"):
         made = plateaux.soup(
             plateaux.open_run(run, trust=trust or ()),
@@ -271,7 +264,8 @@ def soup(
             strategy=strategy,
             split=split,
             max_barrier=max_barrier,
-            options=options,
+            members=parse_numbers(members),
+            device=device,
         )
     text = made.progress(0).weights_source
     print_result(as_json, {"run": str(out), "weights": text}, lambda: [f"{out}: {text}"])
@@ -297,10 +291,7 @@ def select(
 
     opened = [plateaux.open_run(run, trust=trust or ()) for run in runs]
     with progress_bar("selecting") as progress:
-        shared: dict[str, Any] = {
-            "options": EvalOptions(device=device),
-            "progress": progress,
-        }
+        shared: dict[str, Any] = {"device": device, "progress": progress}
         chosen = plateaux.select_members(opened, size=size, split=split, metric=metric, unique=unique, **shared)
         chosen.write(out)
         scores = evaluate_selection(out, opened, split=eval_split, **shared)
@@ -315,25 +306,26 @@ def select(
     print_result(as_json, {**chosen.to_dict(), eval_split: scores}, lines)
 
 
-def _cascade_options(
+def _cascade_settings(
     max_harm: float | None, confidence: float | None, stages: str | None, *, unlabeled: bool, cascade: bool
-) -> "plateaux.CascadeOptions | None":
-    """Return the options of the cascade; None: no cascade."""
+) -> dict[str, Any] | bool:
+    """Return the settings of the cascade that were given; False: no cascade."""
     values = {"--max-harm": max_harm, "--confidence": confidence, "--stages": stages, "--unlabeled": unlabeled or None}
     used = [flag for flag, value in values.items() if value is not None]
     if not cascade:
         if used:
             raise RecipeError(f"{', '.join(used)} belong to a cascade; add --cascade, or leave them out")
-        return None
+        return False
     numbers = None if stages is None else split_names(stages)
     if numbers is not None and not all(number.isdigit() for number in numbers):
         raise RecipeError(f"--stages {stages}: give increasing numbers of members, such as 2,3")
-    return plateaux.CascadeOptions(
-        max_harm=0.005 if max_harm is None else max_harm,
-        confidence=0.9 if confidence is None else confidence,
-        kind="differs" if unlabeled else "harm",
-        stages=None if numbers is None else tuple(map(int, numbers)),
-    )
+    settings = {
+        "max_harm": max_harm,
+        "confidence": confidence,
+        "kind": "differs" if unlabeled else None,
+        "stages": None if numbers is None else tuple(map(int, numbers)),
+    }
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _by_kind(splits: list[str], names: list[str]) -> Iterator[tuple[list[str], list[str]]]:

@@ -17,9 +17,10 @@ from plateaux.cli.common import (
     progress_bar,
 )
 from plateaux.core.formatting import split_names
-from plateaux.loss_landscape.options import DEFAULT_LIMIT
+from plateaux.loss_landscape.plot_style import DEFAULT_LIMIT
 
 if TYPE_CHECKING:
+    from plateaux.evaluation.results import MetricResult
     from plateaux.loss_landscape.plots import LandscapeFigure
 
 
@@ -66,11 +67,13 @@ def landscape(
     shared: dict[str, Any] = {
         "split": split,
         "members": parse_numbers(members),
-        "options": plateaux.ProbeOptions(batchnorm, augment, normalize_logits),
+        "batchnorm": batchnorm,
+        "augment": augment,
+        "normalize_logits": normalize_logits,
         "device": device,
     }
     opened = plateaux.open_run(run, trust=trust or ())
-    results: list[plateaux.MetricResult] = []
+    results: list[MetricResult] = []
     figures: list[LandscapeFigure] = []
     with progress_bar("landscape", "passes") as progress:
         if names:

@@ -31,7 +31,7 @@ from plateaux.cli.common import (
     torchrun,
     trusted_names,
 )
-from plateaux.config.builtin import builtin_recipes, recipe_file
+from plateaux.config.builtin_recipes import builtin_recipes, recipe_file
 from plateaux.core import errors, registry
 from plateaux.core.formatting import format_duration, format_size
 from plateaux.core.process_info import is_rank_zero
@@ -158,7 +158,9 @@ def train(
         return
     results = list(plateaux.evaluate(run)) if evaluate else []
     if results and loaded.run.trackers:
-        plateaux.log_results(run, results)
+        from plateaux.training.trackers import log_results
+
+        log_results(run, results)
     plain = {"run": str(root), "metrics": [result.to_dict() for result in results]}
     print_result(as_json, plain, lambda: metric_tables(results))
 
@@ -324,8 +326,8 @@ def check(
     from plateaux.config.components import Components
     from plateaux.config.experiment import Experiment
     from plateaux.core.runtime import get_device
-    from plateaux.training.checks import check as check_recipe
     from plateaux.training.model_check import check_data_and_model
+    from plateaux.training.recipe_rules import check as check_recipe
 
     file = recipe_file(recipe)
     loaded = plateaux.Recipe.load(file, changes or [])

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -11,7 +11,9 @@ import plateaux
 from plateaux.cli.common import AsJson, Device, Members, Trust, parse_numbers, print_result, progress_bar
 from plateaux.cli.evaluate import CacheLogits
 from plateaux.core.formatting import split_names
-from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
+
+if TYPE_CHECKING:
+    from plateaux.deploy.batch import BatchResult
 
 
 def predict(
@@ -55,21 +57,17 @@ def predict(
 
     In Python: `plateaux.predict("runs/demo", "photos/", "answers.csv")`
     """
-    from plateaux.deploy.load import is_bundle
+    from plateaux.deploy.load_predictor import is_bundle
 
-    batch = plateaux.BatchOptions(
-        columns=tuple(split_names(columns or "")),
-        device=device if inputs else None,
-        threads=threads,
-        processes=processes,
-        executor=executor,
-        address=address,
-    )
-    options = EvalOptions(
-        members=parse_numbers(members), limit=limit, device=None if inputs else device, cache_logits=cache_logits
-    )
+    settings = {
+        "columns": split_names(columns or ""),
+        "threads": threads,
+        "processes": processes if processes > 1 else None,
+        "executor": executor,
+        "address": address,
+    }
     source = model if is_bundle(model) else plateaux.open_run(model, trust=trust or ())
-    run: Callable[..., plateaux.BatchResult | plateaux.Predictions] = plateaux.predict
+    run: Callable[..., BatchResult | plateaux.Predictions] = plateaux.predict
     with progress_bar("predicting", "inputs" if inputs else "samples") as progress:
         found = run(
             source,
@@ -78,8 +76,11 @@ def predict(
             split=split,
             ood_score=ood_score,
             alpha=alpha,
-            batch=None if batch == plateaux.BatchOptions() else batch,
-            options=None if options == DEFAULT_OPTIONS else options,
+            members=parse_numbers(members),
+            limit=limit,
+            device=device,
+            cache_logits=cache_logits,
+            batch={name: value for name, value in settings.items() if value},
             progress=progress,
         )
     if isinstance(found, plateaux.Predictions):

@@ -9,7 +9,7 @@ import typer
 from plateaux.cli.common import AsJson, Trust, print_result
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.formatting import format_size, split_names
-from plateaux.reports.options import FORMATS, MAX_RUNS
+from plateaux.reports.style import FORMATS, MAX_RUNS
 from plateaux.storage.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def report(
     """  # fmt: skip
     from plateaux.config.components import Components
     from plateaux.reports.export import write_figures
-    from plateaux.reports.inputs import read_inputs
     from plateaux.reports.report import compose
+    from plateaux.reports.report_inputs import read_inputs
 
     kind = format or out.suffix.removeprefix(".")
     if kind not in FORMATS:

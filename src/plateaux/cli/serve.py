@@ -30,7 +30,7 @@ def serve(
 
     In Python: `plateaux.serving.server.serve(ServeSettings(bundle="bundle"), port=8000)`
     """
-    from plateaux.core.optional import optional_import
+    from plateaux.core.imports import optional_import
     from plateaux.serving.settings import ServeSettings
 
     for library in ("starlette", "uvicorn"):  # prometheus_client is imported later: it reads the environment then

@@ -48,10 +48,10 @@ def study(
     from plateaux.cli.progress import live_progress
     from plateaux.config.components import Components
     from plateaux.studies.comparison import Comparison
-    from plateaux.studies.results import results_from_study
+    from plateaux.studies.declared_tables import declared_tables
+    from plateaux.studies.result_rows import results_from_study
     from plateaux.studies.runner import StudyRunner
     from plateaux.studies.study import Study
-    from plateaux.studies.tables import declared_tables
 
     loaded = Study.load(file)
     root = out or Path("runs") / loaded.name

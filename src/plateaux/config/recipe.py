@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
-from plateaux.config.builtin import recipe_file
+from plateaux.config.builtin_recipes import recipe_file
 from plateaux.config.recipe_errors import explain_error, locate_error, split_change
 from plateaux.config.schema import ConfigKeyError, ConfigSection, PluginSection
 from plateaux.config.search_space import SEED_NAMES, SearchConfig, sample
 from plateaux.config.toml import parse_toml, read_text
 from plateaux.core.errors import RecipeError
+from plateaux.core.plain_types import derive_seed
 from plateaux.core.ranges import MAX_SIZE, Count, CountOrZero, Fraction, NonNegative, Positive, Seed, Size
-from plateaux.core.seeds import derive_seed
 
 Names = str | tuple[str, ...]
 NonNegatives = NonNegative | tuple[NonNegative, ...]  # one, or one per member

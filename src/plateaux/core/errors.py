@@ -16,7 +16,7 @@ Every message says what was given, what is allowed, and what to do next.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 
@@ -75,3 +75,10 @@ def suggest(name: str, allowed: Iterable[str]) -> str:
     if close:
         return "did you mean " + " or ".join(repr(n) for n in close) + "?"
     return "allowed: " + ", ".join(names) if names else "there are none"
+
+
+def check_names(what: str, given: Iterable[str], allowed: Collection[str]) -> None:
+    """Raise an error for a setting that does not exist."""
+    for name in given:
+        if name not in allowed:
+            raise RecipeError(f"{what} has no setting {name!r}; {suggest(name, allowed)}")

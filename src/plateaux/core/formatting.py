@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from plateaux.core.estimate import Estimate
+from plateaux.core.plain_types import Estimate
 
 
 def format_number(value: float, percent: bool = False) -> str:
@@ -37,15 +37,6 @@ def format_significant(value: float, digits: int = 3) -> str:
         return f"{value:.{digits - 1}e}"
     places = digits - 1 - math.floor(math.log10(abs(value))) if value else 0
     return f"{value:.{max(places, 0)}f}"
-
-
-def round_significant(value: float, digits: int) -> float:
-    """Return a number rounded to a given number of significant digits.
-
-    >>> round_significant(0.123456789, 6)
-    0.123457
-    """
-    return float(f"{value:.{digits}g}")
 
 
 def format_with_stderr(value: Estimate, percent: bool = False) -> str:

@@ -28,8 +28,11 @@ from plateaux.core.errors import UnknownNameError, UntrustedCodeError, suggest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
+HUB_PREFIX = "hf:"  # of names of models and data sets of Hugging Face
 
 
 class Registry:
@@ -263,3 +266,19 @@ model = Registry(
 )
 probe = Registry("probe", "plateaux.loss_landscape.probes", group="plateaux.probes")
 executor = Registry("executor", "plateaux.distributed.executors", group="plateaux.executors")
+
+
+@dataclass(frozen=True, slots=True)
+class HubAccess:
+    """What the builder of a Hugging Face model or data set is told besides its options.
+
+    A recipe cannot set any of this: downloads are allowed on the command line or in Python only.
+    """
+
+    download: bool = False
+    model: str | None = None  # for data sets: `PATH_OR_ID` of the recipe's Hugging Face model
+    config: Mapping[str, Any] | None = None  # for models of a run: its config.json; the weights come from the run
+    has_weights: bool = False  # for models of a run: it has all weights, so pretrained ones are not needed
+
+
+NO_HUB_ACCESS = HubAccess()

@@ -1,4 +1,4 @@
-"""Tables of text for terminals, Markdown, and reports."""
+"""Tables of text for terminals, Markdown, and reports, and a console that shows text from files as it is."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from plateaux.core.formatting import escape_markdown
+from plateaux.core.formatting import escape_markdown, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +117,20 @@ class Table:
             yield "| " + " | ".join(cells) + " |"
         if self.caption:
             yield from ("", escape_markdown(self.caption))
+
+
+class PlainConsole(Console):
+    """A console without markup and emoji codes, on which control characters are visible and have no effect."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Turn a string into styled text, whose width is known."""
+        return super().render_str(printable(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render an object. All text passes here, whether it is a string or a cell of a table."""
+        for segment in super().render(renderable, options):
+            # Control segments move the cursor of live displays; they contain no text.
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)

@@ -1,4 +1,4 @@
-"""Basic types: tensor trees, batches, estimates, and seeds.
+"""Basic types: tensor trees, batches, estimates, and seeds, and tensors from NumPy arrays and labels.
 
 Letters in shapes: M all members, m members of this process, R members whose outputs are gathered, B samples of a batch,
 C classes, N samples of a data set. The member axis is always first.
@@ -8,19 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-# Defined in modules that do not import torch, for code that must start fast.
-from plateaux.core.estimate import Estimate as Estimate
-from plateaux.core.seeds import derive_seed as derive_seed
+from plateaux.core.errors import DataError
+from plateaux.core.plain_types import Estimate as Estimate
+from plateaux.core.plain_types import derive_seed as derive_seed
 
 TensorTree = dict[str, Tensor]
 """The tensors of one member by name."""
 
 Inputs = Tensor | Mapping[str, Tensor]
 """The inputs of a model: a tensor `[B, ...]`, or named tensors for models with several inputs."""
+
+Array = Tensor | NDArray[Any]
+"""A tensor or a NumPy array."""
+
+ArrayInputs = Array | Mapping[str, Array]
+"""The inputs of a model as tensors or NumPy arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,37 @@ def map_tensors(x: Inputs, fn) -> Inputs:  # type: ignore[no-untyped-def]
 def first_tensor(x: Inputs) -> Tensor:
     """Return the tensor, or the first named tensor, of `x`: its length and its device are those of all."""
     return x if isinstance(x, Tensor) else next(iter(x.values()))
+
+
+def to_tensor(values: Any, what: str = "The value") -> Tensor:
+    """Return a tensor, or a NumPy array or list of numbers as a tensor; memory is shared where possible."""
+    if isinstance(values, Tensor):
+        return values
+    try:
+        array = np.asarray(values)
+        shared = np.require(array, requirements=["C", "W"]).reshape(array.shape)  # torch needs writable memory
+        return torch.from_numpy(shared)
+    except (TypeError, ValueError) as error:
+        kind = getattr(values, "dtype", type(values).__name__)
+        raise DataError(
+            f"{what} is {kind}, which cannot become a tensor ({error}). Expected: a tensor or a NumPy array of "
+            "numbers. The usual cause is an array of text, or of rows of different lengths"
+        ) from None
+
+
+def to_inputs(x: ArrayInputs, what: str = "The input") -> Inputs:
+    """Return inputs as tensors."""
+    if isinstance(x, Mapping):
+        return {name: to_tensor(values, f"{what} {name!r}") for name, values in x.items()}
+    return to_tensor(x, what)
+
+
+def to_labels(y: Any, what: str = "The labels") -> Tensor:
+    """Return labels as a tensor. Integers of any width and booleans become int64, which losses need."""
+    labels = to_tensor(y, what)
+    if labels.is_floating_point() or labels.is_complex():
+        return labels
+    return labels.to(torch.int64)
 
 
 def _rows(tensor: Tensor, rows: slice | Tensor) -> Tensor:

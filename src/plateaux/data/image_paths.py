@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from plateaux.core.errors import DataError
-from plateaux.core.hub_access import PREFIX
+from plateaux.core.registry import HUB_PREFIX
 from plateaux.data.files import ImageFiles, data_path, data_root, limited_count, read_lines, try_read
 from plateaux.data.images import SUFFIXES
 from plateaux.data.sources import DatasetSource
@@ -25,7 +25,7 @@ def is_image_path(name: str) -> bool:
     >>> is_image_path("./photos"), is_image_path("lists/test.txt"), is_image_path("mnist"), is_image_path("hf:./photos")
     (True, True, False, False)
     """
-    return not name.startswith(PREFIX) and ("/" in name or name.endswith(LISTS) or name in (".", ".."))
+    return not name.startswith(HUB_PREFIX) and ("/" in name or name.endswith(LISTS) or name in (".", ".."))
 
 
 def open_images(

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader
 from plateaux.core.errors import DataError, PlateauxError, RecipeError
 from plateaux.core.types import Batch, Inputs, derive_seed, map_tensors
 from plateaux.data.augment import Augment, crop_and_flip, mix_partners, mixup_cutmix, normalize
+from plateaux.data.random_split import random_permutation
 from plateaux.data.sources import Source, UnlabeledData
-from plateaux.data.splits import random_permutation
 
 CPU = torch.device("cpu")
 NO_AUGMENT = Augment()

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from plateaux.core.errors import DataError, first_line
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.ranges import Finite, StoredCount
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plateaux.core.arrays import to_labels
 from plateaux.core.errors import DataError, first_line
-from plateaux.core.types import Inputs, derive_seed
+from plateaux.core.types import Inputs, derive_seed, to_labels
 
 
 class Digest(Protocol):

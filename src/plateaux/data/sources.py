@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plateaux.core.arrays import Array, ArrayInputs, to_inputs, to_labels
 from plateaux.core.errors import DataError, PlateauxError, first_line
-from plateaux.core.types import Inputs, derive_seed, first_tensor, map_tensors
+from plateaux.core.types import Array, ArrayInputs, Inputs, derive_seed, first_tensor, map_tensors, to_inputs, to_labels
 from plateaux.data.preprocessing import NO_PREPROCESSING, Preprocessing
 from plateaux.data.samples import check_label_range, collate, describe_sample, hash_labels, hash_sample, sample_ids
 

@@ -10,9 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plateaux.core.arrays import to_tensor
 from plateaux.core.errors import DataError
-from plateaux.core.types import Inputs
+from plateaux.core.types import Inputs, to_tensor
 
 CHANNELS = (1, 3, 4)
 CHUNK_ROWS = 4096

@@ -6,7 +6,7 @@ number of processes, writes the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from hashlib import blake2b
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from plateaux.config.components import NO_COMPONENTS, Components
-from plateaux.core.errors import DataError, PlateauxError, RecipeError
+from plateaux.core.errors import DataError, PlateauxError, RecipeError, check_names
 from plateaux.core.progress import Progress, ProgressEvent, WorkDone
 from plateaux.deploy.batch_parts import check_plan, finish, is_complete, write_part
 from plateaux.deploy.bundle import Bundle
-from plateaux.deploy.load import load_predictor, open_source
+from plateaux.deploy.load_predictor import load_predictor, open_source
 from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.distributed.process_pool import run_pool
 from plateaux.prediction.contract import InputContract
@@ -49,20 +49,9 @@ class BatchJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
-    """How inputs are read and distributed.
-
-    Args:
-        columns: Columns of tables, or arrays of .npz files, with the inputs, in the order of the model's inputs.
-        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
-        threads: CPU threads of a process. None: torch's setting for one process, else 1.
-        processes: Number of processes that predict parts.
-        executor: "ray": predict parts on a Ray cluster.
-        address: Address of the Ray cluster. None: a new one on this machine.
-        part_size: Inputs of one part.
-    """
+    """How inputs are read and distributed; `plateaux.predict` describes the fields."""
 
     columns: Sequence[str] = ()
-    device: str | None = None
     threads: int | None = None
     processes: int = 1
     executor: Literal["ray"] | None = None
@@ -74,9 +63,6 @@ class BatchOptions:
             raise RecipeError(f"processes = {self.processes}, part_size = {self.part_size}: both must be at least 1")
         if self.address is not None and self.executor is None:
             raise RecipeError(f"address = {self.address!r} is that of a Ray cluster; use it with executor = 'ray'")
-
-
-DEFAULT_BATCH = BatchOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +93,21 @@ def predict_files(
     out: Path,
     ood_score: str | None,
     alpha: float | None,
-    batch: BatchOptions,
+    *,
+    device: str | None,
+    settings: Mapping[str, Any],
     progress: Progress,
 ) -> BatchResult:
     """Predict inputs, and write one row for each; `plateaux.predict` describes the arguments."""
+    check_names("batch", settings, BatchOptions.__dataclass_fields__)
+    batch = BatchOptions(**settings)
     suffix = check_suffix(out) if out.suffix else FOLDER_SUFFIX
     is_parallel = batch.processes > 1 or batch.executor is not None
     threads = 1 if batch.threads is None and is_parallel else batch.threads
     columns, opened = tuple(batch.columns), open_source(source)
     contract, identity = _identify(opened)
     components = NO_COMPONENTS if isinstance(opened, Bundle) else opened.components
-    job = BatchJob(str(opened.store.root), suffix, columns, components, batch.device, threads, ood_score, alpha)
+    job = BatchJob(str(opened.store.root), suffix, columns, components, device, threads, ood_score, alpha)
     paths = [inputs] if isinstance(inputs, str | Path) else inputs
     refs = list_inputs([str(item) for item in paths], contract, columns)
     parts = [BatchPart(number, some) for number, some in split_parts(refs, batch.part_size)]

@@ -39,9 +39,9 @@ from plateaux.deploy.manifest import (
 from plateaux.deploy.onnx_backend import OnnxBackend
 from plateaux.prediction.predictor import MAX_BATCH, Backend, Predictor
 from plateaux.prediction.stage_backend import QUERIED, StageBackend, stage_inputs, stage_outputs
-from plateaux.storage.backends import open_store
 from plateaux.storage.digests import hash_sha256
 from plateaux.storage.local_store import LocalStore
+from plateaux.storage.remote_store import open_store
 from plateaux.storage.run import RunLike
 from plateaux.storage.safe_files import open_folder, walk_files
 from plateaux.storage.store import Store

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from plateaux.core.errors import RunError, first_line
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.progress import Progress, WorkDone, log_messages
 from plateaux.deploy.agreement import SCORE_TOLERANCE, TOLERANCE, Agreement, compare_answers
 from plateaux.deploy.bundle import INPUT, OUTPUT, Bundle, check_golden, list_files, make_onnx_backend, write_manifest
+from plateaux.deploy.comparison_inputs import random_inputs, sample_inputs
 from plateaux.deploy.graph import AnswerGraph, StageGraph
 from plateaux.deploy.manifest import (
     CARD,
@@ -35,13 +36,12 @@ from plateaux.deploy.manifest import (
 from plateaux.deploy.measured import measured_numbers
 from plateaux.deploy.model_card import model_card
 from plateaux.deploy.onnx_backend import EXTRA
-from plateaux.deploy.samples import random_inputs, sample_inputs
 from plateaux.ensembles.answers import AnswerSettings
 from plateaux.prediction.calibration import Calibration
 from plateaux.prediction.load import ModuleBackend, load_run_predictor
 from plateaux.prediction.predictor import Backend, Predictor
 from plateaux.prediction.stage_backend import stage_inputs, stage_outputs
-from plateaux.storage.backends import open_store
+from plateaux.storage.remote_store import open_store
 from plateaux.storage.run import Run, RunLike, own_version
 from plateaux.storage.store import Store
 

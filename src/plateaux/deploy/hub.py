@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from plateaux.core.errors import PlateauxError, RecipeError, RunError, StorageError, first_line
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.progress import Progress, WorkDone, log_messages
 from plateaux.deploy.bundle import Bundle, list_files
 from plateaux.deploy.manifest import MANIFEST, MAX_BYTES, NAMES, SHARED, FileRecord, Manifest
-from plateaux.storage.backends import open_store
 from plateaux.storage.digests import hash_sha256
+from plateaux.storage.remote_store import open_store
 from plateaux.storage.run import RunLike
 from plateaux.storage.store import Store
 

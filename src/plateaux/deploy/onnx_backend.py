@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.errors import StorageError, first_line
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.prediction.predictor import Arrays
 
 EXTRA = "onnx"

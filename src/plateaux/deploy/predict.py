@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.progress import Progress, log_messages
-from plateaux.deploy.batch import DEFAULT_BATCH, BatchOptions, BatchResult, predict_files
+from plateaux.deploy.batch import BatchResult, predict_files
 from plateaux.deploy.bundle import Bundle
-from plateaux.deploy.load import open_source
-from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
+from plateaux.deploy.load_predictor import open_source
+from plateaux.evaluation.prediction_cache import CacheMode
 from plateaux.prediction.predictions import Predictions, check_suffix
 from plateaux.prediction.split_predictions import predict_split
 from plateaux.storage.run import RunLike
+
+NO_SETTINGS: Mapping[str, Any] = {}
 
 
 @overload
@@ -25,7 +27,8 @@ def predict(
     *,
     ood_score: str | None = None,
     alpha: float | None = None,
-    batch: BatchOptions | None = None,
+    device: str | None = None,
+    batch: Mapping[str, Any] = NO_SETTINGS,
     progress: Progress = log_messages,
 ) -> BatchResult: ...
 @overload
@@ -36,7 +39,10 @@ def predict(
     out: str | Path | None = None,
     ood_score: str | None = None,
     alpha: float | None = None,
-    options: EvalOptions | None = None,
+    members: Sequence[int] | None = None,
+    limit: int | None = None,
+    device: str | None = None,
+    cache_logits: CacheMode = "float32",
     progress: Progress = log_messages,
 ) -> Predictions: ...
 def predict(
@@ -47,8 +53,11 @@ def predict(
     split: str | None = None,
     ood_score: str | None = None,
     alpha: float | None = None,
-    batch: BatchOptions | None = None,
-    options: EvalOptions | None = None,
+    members: Sequence[int] | None = None,
+    limit: int | None = None,
+    device: str | None = None,
+    cache_logits: CacheMode = "float32",
+    batch: Mapping[str, Any] = NO_SETTINGS,
     progress: Progress = log_messages,
 ) -> Predictions | BatchResult:
     """Predict inputs and write one row for each, or predict a split; calibrated, if the run is.
@@ -66,8 +75,14 @@ def predict(
         ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`. None: `max_probability`, or that of
             the bundle.
         alpha: Which of the fitted conformal sets to return. None: the first, or that of the bundle.
-        batch: For inputs: columns of tables, device, threads, number of processes, cluster, size of a part.
-        options: For a split: members, limit, device, cache_logits, no_cache.
+        members: For a split: ids of the members that form the ensemble. None: all trained members.
+        limit: For a split: use only its first N samples.
+        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
+        cache_logits: For a split: precision of the logits that are cached next to the run; "off": do not read or
+            write them.
+        batch: For inputs: `columns` (of tables, or arrays of .npz files, in the order of the model's inputs),
+            `processes` and `threads` (CPU threads of a process), `executor="ray"` and the `address` of the Ray
+            cluster, and `part_size` (inputs of one part).
         progress: Called with progress events.
     """
     if (inputs is None) == (split is None):
@@ -79,18 +94,30 @@ def predict(
     if inputs is not None:
         if out is None:
             raise RecipeError("inputs were given without out. Give a file to write, or use load_predictor(source)(x)")
-        if options is not None:
-            raise RecipeError("inputs were given with options of a split: members, limit, ... Leave one of them out")
-        return predict_files(source, inputs, Path(out), ood_score, alpha, batch or DEFAULT_BATCH, progress)
-    if batch is not None:
-        raise RecipeError("A split was given with options of inputs: columns, processes, ... Leave one of them out")
+        if members is not None or limit is not None or cache_logits != "float32":
+            raise RecipeError(
+                "members, limit, and cache_logits belong to a split, but inputs were given. Leave them out"
+            )
+        return predict_files(
+            source, inputs, Path(out), ood_score, alpha, device=device, settings=batch, progress=progress
+        )
+    if batch:
+        raise RecipeError(f"batch ({', '.join(batch)}) belongs to inputs, but a split was given. Leave it out")
     opened = open_source(source)
     if isinstance(opened, Bundle):
         raise RecipeError(f"split = {split!r} was given with a bundle, which has no data. Give inputs, or a run")
     if out is not None:
         check_suffix(Path(out))
     predictions = predict_split(
-        opened, split or "", ood_score or "max_probability", alpha, options or DEFAULT_OPTIONS, progress
+        opened,
+        split or "",
+        ood_score or "max_probability",
+        alpha,
+        members=members,
+        limit=limit,
+        device=device,
+        cache_logits=cache_logits,
+        progress=progress,
     )
     if out is not None:
         predictions.write(Path(out))

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from plateaux.core.process_info import num_cores
 
@@ -42,30 +41,12 @@ def protected_children() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def run_python(arguments: Sequence[str], *, silent: bool = False) -> int:
-    """Run Python with these arguments, and return the exit code; `silent` drops the standard output."""
-    env = {**os.environ, **SAFE_PATH}
-    if arguments[0].endswith(".py"):  # PYTHONSAFEPATH also removes the folder of a script, from which it may import
-        folder = str(Path(arguments[0]).resolve().parent)
-        env["PYTHONPATH"] = os.pathsep.join(path for path in (folder, env.get("PYTHONPATH")) if path)
-    return _call([sys.executable, *arguments], env, silent)
-
-
 def run_torchrun(processes: int, arguments: Sequence[str], *, silent: bool = False) -> int:
     """Run `python -m plateaux` with these arguments in every process of a mesh, and return the exit code."""
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     threads = str(max(1, num_cores() // processes))
     env = {"OMP_NUM_THREADS": threads, **os.environ, **SAFE_PATH}
     return _call([sys.executable, *start, "-m", "plateaux", *arguments], env, silent)
-
-
-def read_output(command: Sequence[str]) -> str | None:
-    """Return the standard output of a program, or None if it is missing or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **SAFE_PATH})
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout
 
 
 def _call(command: Sequence[str], env: dict[str, str], silent: bool) -> int:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from plateaux.core import tensor_tree
-from plateaux.core.arrays import ArrayInputs, to_inputs
-from plateaux.core.types import Inputs, map_tensors
+from plateaux.core.types import ArrayInputs, Inputs, map_tensors, to_inputs
 from plateaux.data.augment import normalize
 from plateaux.ensembles import combine as combining
 from plateaux.models.backbone import common_backbone

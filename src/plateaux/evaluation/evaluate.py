@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from plateaux.core.process_info import is_rank_zero
@@ -11,7 +12,7 @@ from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.ood_sets import labeled_splits
-from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
+from plateaux.evaluation.prediction_cache import CacheMode
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import EvalSplit, eval_splits
 from plateaux.storage.run import RunLike
@@ -24,7 +25,13 @@ def evaluate(
     *,
     split: str | Sequence[str] | Mapping[str, Any] = "test",
     metrics: str | Sequence[str] = STANDARD,
-    options: EvalOptions = DEFAULT_OPTIONS,
+    members: Sequence[int] | None = None,
+    limit: int | None = None,
+    ensemble_sizes: bool = False,
+    device: str | None = None,
+    executor: Mapping[str, Any] | None = None,
+    cache_logits: CacheMode = "float32",
+    corruption_cache: str | Path | None = None,
     progress: Progress = log_messages,
 ) -> Evaluation:
     """Evaluate the members of a run and their ensemble, and store the results in the run folder.
@@ -40,22 +47,32 @@ def evaluate(
             DataFrame by a name of your own: `{"new": (x, y)}`.
         metrics: Names of metrics ("ece(bins=10)" with options), or groups: "all", "performance", "uncertainty",
             "diversity".
-        options: Members, limit, device, executor, caches; see `EvalOptions`.
+        members: Ids of the members that form the ensemble. None: all trained members.
+        limit: Use only the first N samples of each split.
+        ensemble_sizes: Also evaluate ensembles of 1, 2, ... members.
+        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
+        executor: The `[executor]` section of a recipe, such as `{"name": "mesh"}`, to distribute the evaluation.
+        cache_logits: Precision of the logits that are cached next to the run; "off": do not read or write them.
+        corruption_cache: A folder that keeps generated corrupted images.
         progress: Called with progress events.
     """
-    evaluator = Evaluator(run, options)
+    evaluator = Evaluator(
+        run, members=members, limit=limit, device=device, executor=executor, cache_logits=cache_logits
+    )
     chosen = get_metrics([metrics] if isinstance(metrics, str) else metrics, trust=evaluator.components.trust)
     results: list[MetricResult] = []
-    for target in _targets(evaluator, split):
-        results += evaluator.evaluate(target, chosen, progress=progress)
+    for target in _targets(evaluator, split, corruption_cache):
+        results += evaluator.evaluate(target, chosen, ensemble_sizes=ensemble_sizes, progress=progress)
     if is_rank_zero():
         for result in results:
             evaluator.write(result)
     return Evaluation(results)
 
 
-def _targets(evaluator: Evaluator, split: str | Sequence[str] | Mapping[str, Any]) -> list[EvalSplit]:
+def _targets(
+    evaluator: Evaluator, split: str | Sequence[str] | Mapping[str, Any], cache: str | Path | None
+) -> list[EvalSplit]:
     if isinstance(split, Mapping):
         return labeled_splits(split, evaluator.data)
-    names, cache = [split] if isinstance(split, str) else split, evaluator.options.corruption_cache
+    names = [split] if isinstance(split, str) else split
     return eval_splits(evaluator.recipe, evaluator.data_info, names, cache=cache, components=evaluator.components)

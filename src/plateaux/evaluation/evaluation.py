@@ -7,11 +7,11 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-from plateaux.core.console import PlainConsole
 from plateaux.core.errors import suggest
-from plateaux.core.optional import pandas_frame
-from plateaux.core.text_table import Table
+from plateaux.core.imports import pandas_frame
+from plateaux.core.text_table import PlainConsole, Table
 from plateaux.evaluation.results import MetricResult
+from plateaux.evaluation.robustness import Baseline, robustness
 from plateaux.evaluation.tables import result_tables, tables
 
 
@@ -55,6 +55,14 @@ class Evaluation(Sequence[MetricResult]):
         if not chosen:
             raise KeyError(f"There is no result on {split!r}; {suggest(split, {r.split for r in self.results})}")
         return Evaluation(chosen)
+
+    def robustness(self, baseline: Baseline | None = None) -> Evaluation:
+        """Return the means over corrupted splits: accuracy (cACC), mean corruption error (mCE), and other metrics.
+
+        Args:
+            baseline: Five errors for each corruption, one per severity, to normalize the mCE.
+        """
+        return Evaluation(robustness(self.results, baseline))
 
     def to_records(self) -> list[dict[str, Any]]:
         """Return one flat dictionary for every row of every result."""

@@ -28,10 +28,11 @@ from plateaux.evaluation.ensemble_sizes import mean_by_size, subsets_of_every_si
 from plateaux.evaluation.finite import has_finite_weights, require_finite
 from plateaux.evaluation.loaded_run import LoadedRun
 from plateaux.evaluation.metric_loop import BatchOutputs, MemberSubset, accumulate, compute_rows, run_members
-from plateaux.evaluation.prediction_cache import PredictionCache, PredictionWriter
+from plateaux.evaluation.prediction_cache import CacheMode, PredictionCache, PredictionWriter
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import EvalSplit, ResizedSource, eval_split
 from plateaux.storage.json_shapes import read_shape
+from plateaux.storage.run import RunLike
 
 SELECTION = "selection.json"  # of a soup: the samples that its members were selected on
 RunSums = dict[tuple[MemberSubset | None, str], TensorTree]
@@ -53,15 +54,33 @@ class Evaluator(LoadedRun):
 
     _opened: tuple[EvalSplit, tuple[Source, torch.Tensor]] | None = None
 
+    def __init__(
+        self,
+        run: RunLike,
+        *,
+        members: Sequence[int] | None = None,
+        limit: int | None = None,
+        device: str | None = None,
+        executor: Mapping[str, Any] | None = None,
+        cache_logits: CacheMode = "float32",
+    ) -> None:
+        super().__init__(run, members=members, device=device, executor=executor)
+        self.limit, self.cache_logits = limit, cache_logits
+
     def evaluate(
-        self, split: EvalSplit, metrics: Mapping[str, Metric], *, progress: Progress = log_messages
+        self,
+        split: EvalSplit,
+        metrics: Mapping[str, Metric],
+        *,
+        ensemble_sizes: bool = False,
+        progress: Progress = log_messages,
     ) -> list[MetricResult]:
         """Return the results of the metrics on one split."""
         if split.classes is not None:
             check_maskable(metrics, split.name)
         everyone = tuple(range(len(self.numbers)))
         subsets = [everyone]
-        if self.options.ensemble_sizes:
+        if ensemble_sizes:
             subsets += [subset for subset in subsets_of_every_size(len(everyone)) if subset != everyone]
         try:
             sums, metadata = self.accumulate(split, metrics, subsets, progress=progress)
@@ -70,8 +89,8 @@ class Evaluator(LoadedRun):
             if not rest:
                 raise
             logger.warning("%s is skipped: %s", ", ".join(metrics.keys() - rest.keys()), problem)
-            return self.evaluate(split, rest, progress=progress)
-        if self.options.ensemble_sizes and any(metric.output == features for metric in metrics.values()):
+            return self.evaluate(split, rest, ensemble_sizes=ensemble_sizes, progress=progress)
+        if ensemble_sizes and any(metric.output == features for metric in metrics.values()):
             logger.warning("metrics of features are not computed for other ensemble sizes")
         results = []
         for name, metric in metrics.items():
@@ -90,7 +109,7 @@ class Evaluator(LoadedRun):
                 continue
             named = with_mean_of_members(with_member_ids(rows[everyone], self.numbers))
             results.append(self.result(name, split.name, named, metric, metadata))
-            if self.options.ensemble_sizes and metric.output != features:
+            if ensemble_sizes and metric.output != features:
                 results.append(self.result(f"{name} by size", split.name, mean_by_size(rows), metric, metadata))
         return results
 
@@ -120,7 +139,7 @@ class Evaluator(LoadedRun):
         identity = self.split_identity(split)
         cache = self._cache(identity)
         logger.debug("%s: cached logits are looked up in %s", split.name, self.run.store.root / cache.folder)
-        needs_forward = self.options.no_cache or not self._may_cache(split) or not cache.has(self.hashes, outputs)
+        needs_forward = not self._may_cache(split) or not cache.has(self.hashes, outputs)
         if not all_reduce_max(self.executor, int(needs_forward)):  # all processes read the cache, or none
             ids, dtype = cache.ids(), cache.dtype(self.hashes)
             self._check_not_selected_on(identity, ids)
@@ -128,7 +147,8 @@ class Evaluator(LoadedRun):
             metadata = {**_describe(identity, len(ids)), "logits": f"cached, {dtype}"}
             cached = cache.read(self.hashes, outputs)
             hint = (
-                f"These are cached logits: delete {cache.folder} in the run folder, or use --no-cache (no_cache=True)"
+                f"These are cached logits: delete {cache.folder} in the run folder, or use --cache-logits off "
+                '(cache_logits="off")'
             )
             stream = require_finite(cached, SINGLE_PROCESS, self.numbers, split.name, lambda _: hint)
             return EvalStream(SINGLE_PROCESS, stream, metadata, len(ids))
@@ -137,25 +157,15 @@ class Evaluator(LoadedRun):
         batches = eval_batches(self.recipe, data, source, ids, device=self.device, shard=self.executor.shard)
         stream = mask_classes(run_members(self.executor, self.modules, batches, outputs), split.classes)
         stream = require_finite(stream, self.executor, self.numbers, split.name, self._explain_nonfinite)
-        if self.options.cache_logits != "off" and self._may_cache(split):
-            precision = {"float32": torch.float32, "float16": DTYPES["fp16"]}[self.options.cache_logits]
+        if self._may_cache(split):
+            precision = torch.float32 if self.cache_logits == "float32" else DTYPES["fp16"]
             writer = PredictionWriter(cache, self.hashes, precision, len(ids), prediction_cache.MAX_CACHE_BYTES)
             stream = writer.record(stream, self.executor)
         return EvalStream(self.executor, stream, {**_describe(identity, len(ids)), "logits": "computed"}, len(ids))
 
-    def is_cached(self, split: EvalSplit, metrics: Mapping[str, Metric]) -> bool:
-        """Return whether all outputs that these metrics need are cached."""
-        outputs = list(dict.fromkeys(metric.output for metric in metrics.values()))
-        return self._may_cache(split) and self._cache(self.split_identity(split)).has(self.hashes, outputs)
-
-    def open_ids(self, split: EvalSplit) -> tuple[dict[str, Any], torch.Tensor]:
-        """Return a description of the samples and their ids, after checking that they are the run's own."""
-        identity = self.split_identity(split)
-        return {name: value for name, value in identity.items() if name != "split"}, self._open(split, identity)[1]
-
     def split_identity(self, split: EvalSplit) -> dict[str, Any]:
         """Return what identifies the samples of a split."""
-        first = split.limit or self.options.limit
+        first = split.limit or self.limit
         limit = {"first": first} if first else {}
         source = None if split.is_own else self.open_split(split)[0]
         resized = {"resized": source.resizing} if isinstance(source, ResizedSource) and source.resizing else {}
@@ -213,7 +223,9 @@ class Evaluator(LoadedRun):
         return source, ids
 
     def _may_cache(self, split: EvalSplit) -> bool:
-        """Whether the cache can identify weights and samples: not with a Python model, or samples without a hash."""
+        """Whether to read and write the cache. It cannot identify a Python model, or samples without a hash."""
+        if self.cache_logits == "off":
+            return False
         data = self.components.data
         sources = [] if data is None else [data.train, data.test]
         if not split.is_own:

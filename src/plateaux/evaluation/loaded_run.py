@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -15,10 +16,9 @@ from plateaux.core.executor import Collectives, all_reduce_max
 from plateaux.core.member import MemberModule
 from plateaux.core.process_info import local_processes
 from plateaux.core.runtime import FORMATS, autocast, configure_runtime, get_device
-from plateaux.data.checks import check_columns, check_evaluation_data
+from plateaux.data.data_check import check_columns, check_evaluation_data
 from plateaux.data.sources import DataSplits, InMemorySource, Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
-from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.models.backbone import BackboneWithHead
 from plateaux.storage.feature_cache import prepare_features, through_backbone
 from plateaux.storage.open_run import check_code
@@ -29,23 +29,27 @@ from plateaux.storage.stored_data import build_run_data
 class LoadedRun:
     """Members of a run with their data. Weights and data are loaded when they are first needed."""
 
-    def __init__(self, run: RunLike, options: EvalOptions = DEFAULT_OPTIONS) -> None:
+    def __init__(
+        self,
+        run: RunLike,
+        *,
+        members: Sequence[int] | None = None,
+        device: str | None = None,
+        executor: Mapping[str, Any] | None = None,
+    ) -> None:
         self.run = run = Run.open(run)
         check_code(run)  # also if all logits are cached, and no network is loaded
-        self.components, self.options = run.components, options
-        components = run.components
+        self.components = components = run.components
         self.recipe = run.resolved_recipe()
-        self.numbers = (
-            run.trained_members() if options.members is None else _check_ids(options.members, self.recipe.members)
-        )
+        self.numbers = run.trained_members() if members is None else _check_ids(members, self.recipe.members)
         self.executor: Collectives = SINGLE_PROCESS
-        if options.executor is not None:
-            if (name := options.executor.get("name")) not in ("local", "mesh"):
+        if executor is not None:
+            if (name := executor.get("name")) not in ("local", "mesh"):
                 raise RecipeError(
                     f'executor = {name!r}: evaluation runs in this process or, with "mesh", in those of torchrun. On a '
                     "cluster, start `plateaux evaluate` on one of its machines"
                 )
-            self.recipe = self.recipe.replaced(executor=dict(options.executor))
+            self.recipe = self.recipe.replaced(executor=dict(executor))
             self.executor = build_executor(self.recipe, components)
         configure_runtime(processes=local_processes(), threads=self.recipe.executor.threads)
         if all_reduce_max(self.executor, int(not self.executor.local_members(len(self.numbers)))):
@@ -53,7 +57,7 @@ class LoadedRun:
                 f"{len(self.numbers)} members cannot be distributed over more processes than members; use fewer "
                 "processes, or distribute the samples: --set executor.data_parallel=N"
             )
-        self.device = get_device(options.device or self.executor.device)
+        self.device = get_device(device or self.executor.device)
         self.data_info = run.info.data
         if components.data is not None:
             check_evaluation_data(components.data, run.info.data.shape, run.info.data.classes)

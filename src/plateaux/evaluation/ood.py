@@ -21,7 +21,7 @@ from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator, RunSums
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.ood_sets import Suites, open_suites, skip_missing_data
-from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
+from plateaux.evaluation.prediction_cache import CacheMode
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import eval_split
 from plateaux.storage.run import RunLike
@@ -66,7 +66,11 @@ def detect_ood(
     *,
     metrics: Sequence[str] = (),
     skip_missing: bool = False,
-    options: EvalOptions = DEFAULT_OPTIONS,
+    members: Sequence[int] | None = None,
+    limit: int | None = None,
+    device: str | None = None,
+    executor: Mapping[str, Any] | None = None,
+    cache_logits: CacheMode = "float32",
     progress: Progress = log_messages,
 ) -> Evaluation:
     """Evaluate how well each OOD score separates test samples from other datasets, by member and for all members.
@@ -80,14 +84,19 @@ def detect_ood(
             are arrays, tensors, pandas, or a torch `Dataset`, prepared as the inputs of the run.
         metrics: Metrics that need no labels, to compute on the OOD samples of each dataset: "unique", "pds", ...
         skip_missing: Skip datasets that are not available, instead of an error.
-        options: Supports members, limit, device, executor, cache_logits, no_cache.
+        members: Ids of the members that form the ensemble. None: all trained members.
+        limit: Use only the first N samples of each split.
+        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
+        executor: The `[executor]` section of a recipe, such as `{"name": "mesh"}`, to distribute the evaluation.
+        cache_logits: Precision of the logits that are cached next to the run; "off": do not read or write them.
         progress: Called with progress events.
     """
-    options.require("detect_ood", "members", "limit", "device", "executor", "cache_logits", "no_cache")
     for name in metrics:
         if name not in LABEL_FREE:
             raise RecipeError(f"The metric {name!r} cannot be computed without labels; {suggest(name, LABEL_FREE)}")
-    evaluator = Evaluator(run, options)
+    evaluator = Evaluator(
+        run, members=members, limit=limit, device=device, executor=executor, cache_logits=cache_logits
+    )
     opened = open_suites(evaluator, suites)
     everyone = tuple(range(len(evaluator.numbers)))
     wanted = get_metrics(metrics) if metrics else {}

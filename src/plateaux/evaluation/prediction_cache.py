@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from plateaux.core.types import Batch, TensorTree
 from plateaux.evaluation.metric_loop import BatchOutputs, MetricState
 from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.store import Store
+
+CacheMode = Literal["float32", "float16", "off"]
+"""The precision of cached logits; "off": they are neither read nor written."""
 
 MAX_CACHE_BYTES = 512_000_000  # of the predictions for one split
 CHUNK = 1 << 22  # numbers read at once

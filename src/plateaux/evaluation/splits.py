@@ -27,11 +27,11 @@ from plateaux.core.errors import DataError, RunError, suggest
 from plateaux.core.types import Inputs
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, VERSION, Corrupted
 from plateaux.data.corruptions.published import open_published
+from plateaux.data.data_summary import class_names
 from plateaux.data.files import data_root
 from plateaux.data.image_paths import is_image_path, open_images
 from plateaux.data.labeled_images import LabeledImages, RelabeledSource, class_numbers, open_labeled_images
 from plateaux.data.sources import DataSplits, Source
-from plateaux.data.summary import class_names
 from plateaux.storage.image_cache import CachedImages
 from plateaux.storage.run_info import DataInfo
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.core.hub_access import NO_HUB_ACCESS, PREFIX, HubAccess
 from plateaux.core.ranges import Count
-from plateaux.core.registry import dataset
+from plateaux.core.registry import HUB_PREFIX, NO_HUB_ACCESS, HubAccess, dataset
 from plateaux.data.files import data_root
 from plateaux.data.images import decode_image, has_color
 from plateaux.data.preprocessing import ImageSize, Preprocessing, Tokenizer
@@ -105,7 +104,7 @@ class _Processors:
                 "data.vocabulary is not set, and the model has no tokenizer. Expected: the folder of a tokenizer, a "
                 "text file with one WordPiece token per line, or the tokenizer.json of an ALBERT"
             )
-        name = name.removeprefix(PREFIX)
+        name = name.removeprefix(HUB_PREFIX)
         file = next((place for place in (Path(name), data_root(self.root) / name) if place.is_file()), None)
         if file is not None:
             found = read_tokenizer(file, self.length)
@@ -116,7 +115,7 @@ class _Processors:
         name = self.image_processor or self.access.model
         if name is None:
             return None
-        folder = self._folder(name.removeprefix(PREFIX))
+        folder = self._folder(name.removeprefix(HUB_PREFIX))
         if self.image_processor is None and not has_image_processor(folder):
             return None
         return read_image_processor(folder)

@@ -15,8 +15,8 @@ from threading import RLock
 from typing import Any, Literal
 
 from plateaux.core.errors import DataError, RecipeError, first_line
-from plateaux.core.hub_access import PREFIX
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
+from plateaux.core.registry import HUB_PREFIX
 from plateaux.data.files import data_root
 
 EXTRA = "hf"
@@ -44,7 +44,7 @@ def find_folder(name: str, kind: Kind, *, download: bool, root: str | None = Non
     if match is None:
         section, writer = ("model", "save_pretrained") if kind == "model" else ("data", "save_to_disk")
         raise DataError(
-            f"{section}.name = {PREFIX + name!r}: there is no such folder, in the current folder or in "
+            f"{section}.name = {HUB_PREFIX + name!r}: there is no such folder, in the current folder or in "
             f"{str(data_root(root).absolute())!r}. Expected: a folder that {writer} wrote, or an id of the hub"
         )
     return _hub_folder(name, match["repo"], match["revision"], kind, download=download)
@@ -101,11 +101,11 @@ def _hub_folder(name: str, repo: str, revision: str | None, kind: Kind, *, downl
     except Exception as error:  # of the client, of HTTP, or of the network: they have no common base class
         if download:
             raise RecipeError(
-                f"{section}.name = {PREFIX + name!r} cannot be downloaded: {type(error).__name__}: "
+                f"{section}.name = {HUB_PREFIX + name!r} cannot be downloaded: {type(error).__name__}: "
                 f"{first_line(error)[:300]}. Check the name, your connection, and HF_TOKEN for private repositories"
             ) from None
         raise RecipeError(
-            f"{section}.name = {PREFIX + name!r} is neither a local folder nor a repository that was downloaded "
+            f"{section}.name = {HUB_PREFIX + name!r} is neither a local folder nor a repository that was downloaded "
             "before: allow the download with --download (in Python: download=True), or give the path of a local folder"
         ) from None
 

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from plateaux.core.errors import PlateauxError, RecipeError, first_line
-from plateaux.core.hub_access import NO_HUB_ACCESS, PREFIX, HubAccess
-from plateaux.core.optional import optional_import
-from plateaux.core.registry import model
+from plateaux.core.imports import optional_import
+from plateaux.core.registry import HUB_PREFIX, NO_HUB_ACCESS, HubAccess, model
 from plateaux.integrations.huggingface_files import EXTRA, find_folder, is_plain_name, offline, read_json
 
 Attention = Literal["plain", "fused"]
@@ -59,7 +58,7 @@ def hf_model(
     supports vmap and second derivatives; the fused kernel saves memory on long sequences.
     """
     if hub_access.config is not None:  # of a run, which has the weights itself
-        network = build_from_config(hub_access.config, shape, classes, attention=attention, where=f"{PREFIX}{name}")
+        network = build_from_config(hub_access.config, shape, classes, attention=attention, where=f"{HUB_PREFIX}{name}")
         return adapt(network)
     folder = find_folder(name, "model", download=hub_access.download)
     tree = read_model_config(folder)
@@ -71,9 +70,9 @@ def hf_model(
 def model_configs(names: Any, *, download: bool) -> dict[str, dict[str, Any]] | None:
     """Return the config.json of every Hugging Face model by its name; None if there are none."""
     names = [names] if isinstance(names, str) else list(names)
-    wanted = [name for name in dict.fromkeys(names) if name.startswith(PREFIX)]
+    wanted = [name for name in dict.fromkeys(names) if name.startswith(HUB_PREFIX)]
     found = {
-        name: dict(read_model_config(find_folder(name.removeprefix(PREFIX), "model", download=download)))
+        name: dict(read_model_config(find_folder(name.removeprefix(HUB_PREFIX), "model", download=download)))
         for name in wanted
     }
     return found or None

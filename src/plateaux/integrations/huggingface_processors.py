@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from plateaux.core.errors import DataError, PlateauxError, RecipeError, first_line
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.data.images import to_pixels
 from plateaux.data.preprocessing import BERT_INPUTS, ImageSize, TokenizerFile
 from plateaux.integrations.huggingface_files import EXTRA, read_json

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import DataError, PlateauxError, RecipeError, first_line, suggest
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.types import derive_seed
 from plateaux.data.files import limited_count
 from plateaux.integrations.huggingface_files import EXTRA, is_plain_name, read_json

@@ -2,7 +2,7 @@
 
     load_adapter(network, "adapter-0")        # adds the adapters to the network and loads their weights
 
-`plateaux.storage.save_adapter` writes them. The package peft is not needed. Only plain LoRA of linear layers is
+`plateaux.storage.import_weights` writes them. The package peft is not needed. Only plain LoRA of linear layers is
 supported; other variants are refused by name.
 """
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.tracker import TrackedRun
 
 

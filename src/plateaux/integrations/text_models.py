@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.ranges import Fraction, Size
 from plateaux.core.registry import model
 from plateaux.integrations.huggingface_models import adapt, additive_mask, build_from_config

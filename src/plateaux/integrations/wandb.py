@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.tracker import TrackedRun
 
 PROJECT = "plateaux"  # unless WANDB_PROJECT is set

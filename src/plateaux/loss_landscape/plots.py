@@ -18,7 +18,7 @@ import numpy as np
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import format_range, format_significant, json_safe
-from plateaux.core.plot_style import COLORS, DASHES, INK, PAPER, RC_PARAMS
+from plateaux.loss_landscape.plot_style import COLORS, DASHES, INK, PAPER, RC_PARAMS
 from plateaux.loss_landscape.slices import LossCurve, LossGrid, compute_barrier
 
 if TYPE_CHECKING:

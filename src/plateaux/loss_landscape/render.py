@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from plateaux.config.builders.model import architecture_hash
 from plateaux.core.errors import Interrupted, RecipeError, RunError, suggest
@@ -20,13 +20,12 @@ from plateaux.core.formatting import pluralize
 from plateaux.core.progress import Progress, log_messages
 from plateaux.core.row_names import RowName
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.options import EvalOptions
 from plateaux.loss_landscape import plots
 from plateaux.loss_landscape.loss_surface import LossSurface
-from plateaux.loss_landscape.options import DEFAULT_LIMIT, PLOT_KINDS
+from plateaux.loss_landscape.plot_style import DEFAULT_LIMIT, PLOT_KINDS
 from plateaux.loss_landscape.plots import LandscapeFigure
 from plateaux.loss_landscape.run_probes import ProbeSession, ProgressMeter
-from plateaux.loss_landscape.session import DEFAULT_OPTIONS, ProbeOptions
+from plateaux.loss_landscape.session import ProbeOptions
 from plateaux.loss_landscape.slices import (
     LossCurve,
     LossGrid,
@@ -54,7 +53,9 @@ def plot_landscape(
     split: str = "train",
     limit: int = DEFAULT_LIMIT,
     members: Sequence[int] | None = None,
-    options: ProbeOptions = DEFAULT_OPTIONS,
+    batchnorm: Literal["eval", "train"] = "eval",
+    augment: bool = False,
+    normalize_logits: bool = False,
     device: str | None = None,
     progress: Progress = log_messages,
 ) -> list[LandscapeFigure]:
@@ -67,13 +68,15 @@ def plot_landscape(
         split: "train", "test", or "validation".
         limit: Number of samples.
         members: Ids of the members. None: all trained members.
-        options: The mode of BatchNorm, augmentation, and normalization of logits.
+        batchnorm: Use running statistics ("eval"), or the statistics of each batch ("train").
+        augment: Augment the samples as in training, in the same way for every member.
+        normalize_logits: Center the logits of every sample and scale them to norm one before the loss.
         device: "cpu", "cuda", "cuda:1", ... None: the best available device.
         progress: Receives `WorkDone` events, in forward-and-backward passes of one sample.
     """
-    settings = EvalOptions(members=members, device=device, cache_logits="off")
-    evaluator = Evaluator(run, settings)
+    evaluator = Evaluator(run, members=members, device=device)
     _check_members(kinds, evaluator)
+    options = ProbeOptions(batchnorm, augment, normalize_logits)
     job = PlotJob(ProbeSession(evaluator, split, options, limit=limit))
     store = evaluator.run.store
     figures: list[LandscapeFigure] = []

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -29,13 +29,11 @@ from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Batch, Estimate
 from plateaux.data.sources import Source
 from plateaux.evaluation.evaluator import Evaluator
-from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import eval_split
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe, get_probes
 from plateaux.loss_landscape.session import (
-    DEFAULT_OPTIONS,
     ForwardCallback,
     ProbeBatch,
     ProbeOptions,
@@ -55,7 +53,9 @@ def probe_landscape(
     split: str = "train",
     limit: int | None = None,
     members: Sequence[int] | None = None,
-    options: ProbeOptions = DEFAULT_OPTIONS,
+    batchnorm: Literal["eval", "train"] = "eval",
+    augment: bool = False,
+    normalize_logits: bool = False,
     device: str | None = None,
     progress: Progress = log_messages,
 ) -> list[MetricResult]:
@@ -69,14 +69,16 @@ def probe_landscape(
         split: "train", "test", or "validation".
         limit: Number of samples. None: set by each probe.
         members: Ids of the members. None: all trained members.
-        options: The mode of BatchNorm, augmentation, and normalization of logits.
+        batchnorm: Use running statistics ("eval"), or the statistics of each batch ("train").
+        augment: Augment the samples as in training, in the same way for every member.
+        normalize_logits: Center the logits of every sample and scale them to norm one before the loss.
         device: "cpu", "cuda", "cuda:1", ... None: the best available device.
         progress: Receives `WorkDone` events, in forward-and-backward passes of one sample.
     """
-    settings = EvalOptions(members=members, device=device, cache_logits="off")
-    evaluator = Evaluator(run, settings)
+    evaluator = Evaluator(run, members=members, device=device)
     selected = get_probes(probes, trust=evaluator.components.trust)
     counts = {name: limit or probe.samples for name, probe in selected.items()}
+    options = ProbeOptions(batchnorm, augment, normalize_logits)
     session = ProbeSession(evaluator, split, options, limit=max(counts.values(), default=1))
     passes = {name: probe.passes(len(session.sample.first(counts[name]).ids)) for name, probe in selected.items()}
     costs = dict.fromkeys(evaluator.numbers, sum(passes.values()))

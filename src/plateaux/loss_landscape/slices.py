@@ -20,7 +20,7 @@ from torch import Tensor
 from plateaux.core import tensor_tree
 from plateaux.core.errors import RecipeError
 from plateaux.core.types import TensorTree
-from plateaux.ensembles.soup import Interpolation, uniform
+from plateaux.ensembles.soup_weights import Interpolation, uniform
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.perturbations import match_norm, normalize_filters, sample_direction
 from plateaux.models.modes import update_bn as reestimate_bn

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plateaux.core.errors import PlateauxError, RecipeError, RunError, StorageError
+from plateaux.core.errors import PlateauxError, RecipeError, RunError, StorageError, check_names
 from plateaux.core.metric import Metric
 from plateaux.core.progress import Progress, log_messages
 from plateaux.core.ranges import Finite
@@ -35,7 +35,7 @@ from plateaux.ensembles.temperature import ORDERS, Order, Temperatures, calibrat
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.member_outputs import MemberOutputs, error_probability, predict_all
-from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
+from plateaux.evaluation.prediction_cache import CacheMode
 from plateaux.evaluation.splits import eval_split
 from plateaux.prediction.cascade_fit import calibrated_log_p, check_cascade, fit_cascade, pool, reference_scores
 from plateaux.storage.json_shapes import read_shape
@@ -161,41 +161,19 @@ class _StoredCalibration:
         return None if self.sets else "there are no conformal sets"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationOptions:
-    """What `calibrate` fits.
-
-    Args:
-        alphas: Miscoverage levels of the conformal sets: 0.1 for sets that contain the label in 90 % of the cases.
-        conformal: The conformal score: "lac", "aps" or "raps".
-        randomized: Randomize the sets of "aps" and "raps" by the id of the sample: smaller, but new inputs without an
-            id then have no sets. Sets that are not randomized are never empty.
-        target_risk: The error rate allowed among the samples that are not rejected.
-        bound: The upper confidence bound that controls the risk: "clopper-pearson", "hoeffding", or "none" for a
-            threshold without a guarantee.
-        order: Average the members' probabilities, then calibrate, or the other way around.
-        cascade: Fit a cascade, which queries fewer members where they agree and are confident. None: query all.
-    """
-
-    alphas: Sequence[float] = (0.1, 0.05)
-    conformal: conformal_sets.Kind = "lac"
-    randomized: bool = True
-    target_risk: float = 0.05
-    bound: selective.Bound = "clopper-pearson"
-    order: Order = "pool then calibrate"
-    cascade: CascadeOptions | None = None
-
-
-DEFAULT_FIT = CalibrationOptions()
-
-
 def calibrate(
     run: RunLike,
     *,
     split: str = "validation",
     fraction: float = 1.0,
-    fit: CalibrationOptions = DEFAULT_FIT,
-    options: EvalOptions = DEFAULT_OPTIONS,
+    alphas: Sequence[float] = (0.1, 0.05),
+    conformal: conformal_sets.Kind = "lac",
+    randomized: bool = True,
+    target_risk: float = 0.05,
+    bound: selective.Bound = "clopper-pearson",
+    order: Order = "pool then calibrate",
+    cascade: bool | Mapping[str, Any] = False,
+    device: str | None = None,
     progress: Progress = log_messages,
 ) -> Calibration:
     """Fit temperatures, conformal sets, and a rejection threshold on held-out samples, and store them in the run.
@@ -204,55 +182,76 @@ def calibrate(
         run: A run, its folder, or its URL.
         split: The held-out samples to fit on: "validation" or "test".
         fraction: Fit on a seeded random fraction of the samples; the rest can be used to evaluate the calibration.
-        fit: Conformal method and levels, target risk, and the order of pooling and calibrating.
-        options: Supports device, cache_logits, no_cache.
+        alphas: Miscoverage levels of the conformal sets: 0.1 for sets that contain the label in 90 % of the cases.
+        conformal: The conformal score: "lac", "aps" or "raps".
+        randomized: Randomize the sets of "aps" and "raps" by the id of the sample: smaller, but new inputs without an
+            id then have no sets. Sets that are not randomized are never empty.
+        target_risk: The error rate allowed among the samples that are not rejected.
+        bound: The upper confidence bound that controls the risk: "clopper-pearson", "hoeffding", or "none" for a
+            threshold without a guarantee.
+        order: Average the members' probabilities, then calibrate, or the other way around.
+        cascade: Fit a cascade, which queries fewer members where they agree and are confident. True, or its settings:
+            `max_harm`, the largest fraction of samples that only the cascade gets wrong (0.005); `confidence`, the
+            probability that this holds (0.9); `kind`, "harm", or "differs", which bounds the samples with another
+            prediction and needs no labels; `stages`, after how many members a sample may stop (2, 3, ..., M - 1).
+        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
         progress: Called with progress events.
     """
-    options.require("calibrate", "device", "cache_logits", "no_cache")
     if not 0 < fraction <= 1:
         raise RecipeError(f"fraction = {fraction}: give a number above 0 and at most 1")
-    evaluator = Evaluator(run, options)
+    settings = _cascade_options(cascade)
+    evaluator = Evaluator(run, device=device)
     target = eval_split(evaluator.recipe, evaluator.data_info, split)
     if target.family == "train":
         raise RecipeError(
             "split = 'train': the members were trained on these samples, so they are overconfident on them. Fit on "
             "held-out samples: validation or test"
         )
-    if fit.cascade is not None:
-        check_cascade(fit.order, evaluator)
+    if settings is not None:
+        check_cascade(order, evaluator)
     outputs = predict_all(evaluator, target, progress=progress)
     if fraction < 1:
         outputs, _ = _split(outputs, fraction, derive_seed(evaluator.recipe.seed, "calibrate", split))
-    cascade, cascade_ids = None, None
-    if fit.cascade is not None:
+    fitted_cascade, cascade_ids = None, None
+    if settings is not None:
         held, outputs = _split(outputs, 0.5, derive_seed(evaluator.recipe.seed, "cascade", split))
-        cascade, cascade_ids = fit_cascade(held, fit.cascade), held.ids
+        fitted_cascade, cascade_ids = fit_cascade(held, settings), held.ids
     temperatures: dict[Order, Temperatures] = {
         "pool then calibrate": replace(
-            pool_then_calibrate(pool(outputs.logits, cascade), outputs.y), members=len(outputs.logits)
+            pool_then_calibrate(pool(outputs.logits, fitted_cascade), outputs.y), members=len(outputs.logits)
         ),
         "calibrate then pool": calibrate_then_pool(outputs.logits, outputs.y),
     }
-    log_p = calibrated_log_p(outputs.logits, temperatures[fit.order], cascade)
-    kind, randomized = fit.conformal, fit.randomized
-    never_empty = kind != "lac" and not randomized
+    log_p = calibrated_log_p(outputs.logits, temperatures[order], fitted_cascade)
+    never_empty = conformal != "lac" and not randomized
     sets = tuple(
-        conformal_sets.fit(log_p, outputs.y, outputs.ids, alpha, kind, randomized=randomized, never_empty=never_empty)
-        for alpha in fit.alphas
+        conformal_sets.fit(
+            log_p, outputs.y, outputs.ids, alpha, conformal, randomized=randomized, never_empty=never_empty
+        )
+        for alpha in alphas
     )
     incorrect = log_p.argmax(-1) != outputs.y
-    threshold = selective.fit(error_probability(log_p), incorrect, fit.target_risk, bound=fit.bound)
+    threshold = selective.fit(error_probability(log_p), incorrect, target_risk, bound=bound)
     fingerprint, hashes = evaluator.split_fingerprint(target), tuple(evaluator.hashes)
     calibration = Calibration(
-        split, fingerprint, outputs.ids, hashes, fit.order, temperatures, sets, threshold, cascade, cascade_ids,
-        reference_scores(outputs.logits, cascade),
+        split, fingerprint, outputs.ids, hashes, order, temperatures, sets, threshold, fitted_cascade, cascade_ids,
+        reference_scores(outputs.logits, fitted_cascade),
     )  # fmt: skip
     calibration.write(evaluator.run)
-    remarks = [*temperatures[fit.order].remarks, *(fitted.remark for fitted in sets), threshold.remark]
-    for remark in [*remarks, *([] if cascade is None else [cascade.remark])]:
+    remarks = [*temperatures[order].remarks, *(fitted.remark for fitted in sets), threshold.remark]
+    for remark in [*remarks, *([] if fitted_cascade is None else [fitted_cascade.remark])]:
         if remark:
             logger.warning("%s", remark)
     return calibration
+
+
+def _cascade_options(cascade: bool | Mapping[str, Any]) -> CascadeOptions | None:
+    """Return the settings of a cascade; None: no cascade."""
+    if cascade is False:
+        return None
+    given = {} if cascade is True else cascade
+    check_names("cascade", given, CascadeOptions.__dataclass_fields__)
+    return CascadeOptions(**given)
 
 
 def _split(outputs: MemberOutputs, fraction: float, seed: int) -> tuple[MemberOutputs, MemberOutputs]:
@@ -267,7 +266,8 @@ def evaluate_calibration(
     *,
     split: str = "test",
     exclude_calibration_ids: bool = False,
-    options: EvalOptions = DEFAULT_OPTIONS,
+    device: str | None = None,
+    cache_logits: CacheMode = "float32",
     progress: Progress = log_messages,
 ) -> Evaluation:
     """Evaluate the calibration of a run on samples that it was not fitted on.
@@ -276,11 +276,11 @@ def evaluate_calibration(
         run: A run, its folder, or its URL.
         split: The samples to evaluate on.
         exclude_calibration_ids: Leave out the samples that the calibration was fitted on, instead of an error.
-        options: Supports device, cache_logits, no_cache.
+        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
+        cache_logits: Precision of the logits that are cached next to the run; "off": do not read or write them.
         progress: Called with progress events.
     """
-    options.require("evaluate_calibration", "device", "cache_logits", "no_cache")
-    evaluator = Evaluator(run, options)
+    evaluator = Evaluator(run, device=device, cache_logits=cache_logits)
     calibration = Calibration.of_weights(evaluator.run)
     target = eval_split(evaluator.recipe, evaluator.data_info, split)
     outputs = predict_all(evaluator, target, progress=progress)

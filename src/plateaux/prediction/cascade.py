@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +21,7 @@ from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.member_outputs import MemberOutputs, predict_all
 from plateaux.evaluation.ood_sets import Suites, open_suites, skip_missing_data
-from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
+from plateaux.evaluation.prediction_cache import CacheMode
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import EvalSplit, eval_splits
 from plateaux.prediction.calibration import Calibration, without_fitted
@@ -38,7 +39,9 @@ def evaluate_cascade(
     suites: Suites = NO_SUITES,
     skip_missing: bool = False,
     exclude_calibration_ids: bool = False,
-    options: EvalOptions = DEFAULT_OPTIONS,
+    device: str | None = None,
+    cache_logits: CacheMode = "float32",
+    corruption_cache: str | Path | None = None,
     progress: Progress = log_messages,
 ) -> Evaluation:
     """Evaluate the cascade of a run: members queried, and its accuracy against that of all members.
@@ -49,18 +52,18 @@ def evaluate_cascade(
         suites: OOD sets by suite, as names or as inputs by name: `{"near": ["cifar100"], "far": {"noise": x}}`.
         skip_missing: Skip datasets that are not available, instead of an error.
         exclude_calibration_ids: Leave out the samples that the calibration was fitted on, instead of an error.
-        options: Supports device, cache_logits, no_cache, corruption_cache.
+        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
+        cache_logits: Precision of the logits that are cached next to the run; "off": do not read or write them.
+        corruption_cache: A folder that keeps generated corrupted images.
         progress: Called with progress events.
     """
-    options.require("evaluate_cascade", "device", "cache_logits", "no_cache", "corruption_cache")
-    evaluator = Evaluator(run, options)
+    evaluator = Evaluator(run, device=device, cache_logits=cache_logits)
     calibration = Calibration.of_weights(evaluator.run)
     if calibration.cascade is None:
         raise RunError(f"{evaluator.run} has no cascade. Run: plateaux calibrate {evaluator.run} --cascade")
     names = [split] if isinstance(split, str) else split
     results: list[MetricResult] = []
-    cache = options.corruption_cache
-    for target in eval_splits(evaluator.recipe, evaluator.data_info, names, cache=cache, own_only=True):
+    for target in eval_splits(evaluator.recipe, evaluator.data_info, names, cache=corruption_cache, own_only=True):
         outputs = predict_all(evaluator, target, progress=progress)
         if evaluator.split_fingerprint(target) == calibration.fingerprint:
             outputs = without_fitted(outputs, calibration, target.name, exclude=exclude_calibration_ids)

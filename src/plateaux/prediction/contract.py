@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from plateaux.core.errors import RunError
 from plateaux.core.ranges import Finite, StoredCount
+from plateaux.data.data_summary import TensorSummary
 from plateaux.data.preprocessing import NO_PREPROCESSING, Preprocessing
-from plateaux.data.summary import TensorSummary
 from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.run import Run
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from plateaux.core.errors import DataError, RecipeError, first_line
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.data.images import SUFFIXES
 from plateaux.prediction.contract import InputContract
 

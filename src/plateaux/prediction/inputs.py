@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.errors import DataError
+from plateaux.data.data_summary import TensorSummary
 from plateaux.data.images import decode_image, to_pixels
 from plateaux.data.preprocessing import Tokenizer
-from plateaux.data.summary import TensorSummary
 from plateaux.integrations.pandas_tables import is_pandas, read_table, select_columns
 from plateaux.prediction.contract import InputContract, describe_tensor
 

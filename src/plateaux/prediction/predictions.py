@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import escape_csv, json_safe
-from plateaux.core.optional import optional_import, pandas_frame
+from plateaux.core.imports import optional_import, pandas_frame
 from plateaux.storage.atomic import write_atomic
 
 SET_SEPARATOR = "|"

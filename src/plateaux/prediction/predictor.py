@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.errors import DataError, RecipeError, RunError
-from plateaux.data.summary import class_names
+from plateaux.data.data_summary import class_names
 from plateaux.prediction.contract import InputContract
 from plateaux.prediction.inputs import PreparedInputs, prepare
 from plateaux.prediction.predictions import Predictions, concatenate

@@ -20,7 +20,7 @@ from plateaux.ensembles.log_probs import log_probs
 from plateaux.ensembles.selection import Selection, select
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.member_outputs import MemberOutputs, predict_all
-from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
+from plateaux.evaluation.prediction_cache import CacheMode
 from plateaux.evaluation.splits import eval_split
 from plateaux.prediction.load import load_ensemble
 from plateaux.storage.atomic import write_atomic
@@ -64,6 +64,23 @@ class EnsembleSelection:
         """Write the selection to a JSON file."""
         write_atomic(Path(file), json.dumps(self.to_dict(), indent=2) + "\n")
 
+    def load(self, runs: Sequence[RunLike] = (), *, device: str | None = None) -> Ensemble:
+        """Return the ensemble, ready to predict; a member that was selected twice has twice the weight.
+
+        Args:
+            runs: Opened runs of the selection that need Python objects or trust; others are opened by path.
+            device: "cpu", "cuda", "cuda:1", ... None: the best available device.
+        """
+        pool = zip(self.members, self.selection.weights, strict=True)
+        used = [(root, number, weight) for (root, number), weight in pool if weight]
+        opened = _by_root(runs)
+        roots = dict.fromkeys(root for root, _, _ in used)
+        loaded = {root: load_ensemble(opened.get(root) or Run.open(root), device=device) for root in roots}
+        first = next(iter(loaded.values()))
+        modules = [loaded[root].members[number] for root, number, _ in used]
+        weights = [weight for _, _, weight in used]
+        return Ensemble(modules, mean=first.mean, std=first.std, labels=first.labels, weights=weights)
+
 
 @dataclass(frozen=True, slots=True)
 class _StoredMember:
@@ -88,7 +105,8 @@ def select_members(
     split: str = "validation",
     metric: Literal["nll", "accuracy", "brier"] = "nll",
     unique: bool = False,
-    options: EvalOptions = DEFAULT_OPTIONS,
+    device: str | None = None,
+    cache_logits: CacheMode = "float32",
     progress: Progress = log_messages,
 ) -> EnsembleSelection:
     """Select an ensemble from the members of several runs, greedily and with replacement, on held-out samples.
@@ -99,10 +117,10 @@ def select_members(
         split: The held-out samples to select on.
         metric: The metric to improve.
         unique: Count distinct members instead.
-        options: Supports device, cache_logits, no_cache.
+        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
+        cache_logits: Precision of the logits that are cached next to the run; "off": do not read or write them.
         progress: Called with progress events.
     """
-    options.require("select_members", "device", "cache_logits", "no_cache")
     if not runs:
         raise RecipeError("No runs were given; give one or more run folders to select members from")
     members: list[tuple[str, int]] = []
@@ -111,7 +129,7 @@ def select_members(
     fingerprint = ""
     normalization: tuple[Any, Any] | None = None
     for run in runs:
-        evaluator = Evaluator(run, options)
+        evaluator = Evaluator(run, device=device, cache_logits=cache_logits)
         root = str(evaluator.run.store.root)
         target = evaluator.held_out_split(split)
         here = predict_all(evaluator, target, progress=progress)
@@ -136,35 +154,21 @@ def select_members(
     return EnsembleSelection(tuple(members), selection, split, fingerprint)
 
 
-def load_selection(file: str | Path, runs: Sequence[RunLike] = (), *, device: str | None = None) -> Ensemble:
-    """Return the ensemble of a selection, ready to predict; a member that was selected twice has twice the weight."""
-    chosen = EnsembleSelection.read(file)
-    pool = zip(chosen.members, chosen.selection.weights, strict=True)
-    used = [(root, number, weight) for (root, number), weight in pool if weight]
-    roots = dict.fromkeys(root for root, _, _ in used)
-    opened = _by_root(runs)
-    loaded = {root: load_ensemble(opened.get(root) or Run.open(root), device=device) for root in roots}
-    first = next(iter(loaded.values()))
-    modules = [loaded[root].members[number] for root, number, _ in used]
-    weights = [weight for _, _, weight in used]
-    return Ensemble(modules, mean=first.mean, std=first.std, labels=first.labels, weights=weights)
-
-
 def evaluate_selection(
     file: str | Path,
     runs: Sequence[RunLike] = (),
     *,
     split: str = "test",
-    options: EvalOptions = DEFAULT_OPTIONS,
+    device: str | None = None,
+    cache_logits: CacheMode = "float32",
     progress: Progress = log_messages,
 ) -> dict[str, float]:
     """Return accuracy and NLL of a selection on samples that it was not selected on."""
-    options.require("evaluate_selection", "device", "cache_logits", "no_cache")
     chosen, opened = EnsembleSelection.read(file), _by_root(runs)
     logits: list[Tensor] = []
     outputs: MemberOutputs | None = None
     for root in dict.fromkeys(root for root, _ in chosen.members):
-        evaluator = Evaluator(opened.get(root, root), options)
+        evaluator = Evaluator(opened.get(root, root), device=device, cache_logits=cache_logits)
         target = eval_split(evaluator.recipe, evaluator.data_info, split)
         before, outputs = outputs, predict_all(evaluator, target, progress=progress)
         if before is not None and not torch.equal(before.ids, outputs.ids):

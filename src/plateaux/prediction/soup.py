@@ -6,6 +6,7 @@ Members are selected on held-out samples, and the run records which: results on 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,9 +24,8 @@ from plateaux.core.errors import RunError
 from plateaux.core.tensor_tree import is_finite
 from plateaux.core.types import TensorTree
 from plateaux.ensembles.log_probs import log_probs
-from plateaux.ensembles.soup import check_barrier, greedy, interpolate, uniform
+from plateaux.ensembles.soup_weights import check_barrier, greedy, interpolate, uniform
 from plateaux.evaluation.evaluator import SELECTION, Evaluator
-from plateaux.evaluation.options import DEFAULT_OPTIONS, EvalOptions
 from plateaux.evaluation.splits import EvalSplit
 from plateaux.models.modes import update_bn
 from plateaux.storage.import_weights import store_weights
@@ -46,7 +46,8 @@ def soup(
     split: str = "validation",
     accept: Literal["better", "as good"] = "better",
     max_barrier: float = MAX_BARRIER,
-    options: EvalOptions = DEFAULT_OPTIONS,
+    members: Sequence[int] | None = None,
+    device: str | None = None,
 ) -> Run:
     """Create a run of one network: the mean of the weights of all members, or of those that help.
 
@@ -60,10 +61,10 @@ def soup(
         split: The held-out samples for the greedy strategy and the loss barrier.
         accept: Whether the greedy strategy adds a member that is "better" only, or also one that is "as good".
         max_barrier: The largest rise of the loss between two members, in nats.
-        options: Supports members, device.
+        members: Ids of the members to average. None: all trained members.
+        device: "cpu", "cuda", "cuda:1", ... None: the best available device.
     """
-    options.require("soup", "members", "device")
-    evaluator = Evaluator(run, options)
+    evaluator = Evaluator(run, members=members, device=device)
     if len({architecture_hash(evaluator.recipe, number, evaluator.components) for number in evaluator.numbers}) > 1:
         raise RunError("The members differ in architecture; a soup needs equal networks. Choose some: --members 0,2")
     if evaluator.recipe.model.lora is not None:

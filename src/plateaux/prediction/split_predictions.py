@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from plateaux.core.progress import Progress
 from plateaux.core.registry import dataset
-from plateaux.data.summary import class_names
+from plateaux.data.data_summary import class_names
 from plateaux.ensembles.answers import Answers, answer_by_members, is_randomized
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.member_outputs import predict_all
-from plateaux.evaluation.options import EvalOptions
+from plateaux.evaluation.prediction_cache import CacheMode
 from plateaux.evaluation.splits import eval_split, ood_split
 from plateaux.prediction.cascade_fit import calibrated_log_p
 from plateaux.prediction.load import answer_settings
@@ -22,12 +23,20 @@ logger = logging.getLogger(__name__)
 
 
 def predict_split(
-    run: RunLike, split: str, ood_score: str, alpha: float | None, options: EvalOptions, progress: Progress
+    run: RunLike,
+    split: str,
+    ood_score: str,
+    alpha: float | None,
+    *,
+    members: Sequence[int] | None,
+    limit: int | None,
+    device: str | None,
+    cache_logits: CacheMode,
+    progress: Progress,
 ) -> Predictions:
     """Predict the samples of a split or of another dataset; `plateaux.predict` describes the arguments."""
-    options.require("predict", "members", "limit", "device", "cache_logits", "no_cache")
-    evaluator = Evaluator(run, options)
-    settings, remark = answer_settings(evaluator.run, ood_score, alpha, options.members)
+    evaluator = Evaluator(run, members=members, limit=limit, device=device, cache_logits=cache_logits)
+    settings, remark = answer_settings(evaluator.run, ood_score, alpha, members)
     is_own = split.split(":")[0] in ("test", "train", "validation", "corrupted") or split not in dataset.names()
     target = (
         eval_split(evaluator.recipe, evaluator.data_info, split)

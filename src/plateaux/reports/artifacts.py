@@ -24,7 +24,7 @@ from plateaux.reports.figures.gallery import Images, SplitPredictions
 from plateaux.reports.figures.partition import SamSets
 from plateaux.storage.run import Run, partition_summary_path, sam_set_path
 from plateaux.storage.stored_data import build_run_data
-from plateaux.studies.results import ResultRow
+from plateaux.studies.result_rows import ResultRow
 
 logger = logging.getLogger(__name__)
 MAX_LOGITS = 60_000_000  # cached logits that are read at once

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from plateaux.core.formatting import escape_csv, escape_markdown, json_safe, printable
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.row_names import RowName
 from plateaux.reports.report import Report
 from plateaux.reports.style import KINDS, Kind
 from plateaux.storage.atomic import write_atomic
 from plateaux.studies.grid import condition_label
-from plateaux.studies.results import ResultRow
+from plateaux.studies.result_rows import ResultRow
 
 FIELDS = ("metric", "split", "row", "value", "stderr", "mc_stderr", "higher_is_better", "percent")
 

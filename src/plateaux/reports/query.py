@@ -16,7 +16,7 @@ from plateaux.core.types import Estimate
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.studies.comparison import MAIN
 from plateaux.studies.grid import condition_label
-from plateaux.studies.results import TRAINING, ResultRow
+from plateaux.studies.result_rows import TRAINING, ResultRow
 
 SHARPNESS = (  # reports show the first that was measured; scale-invariant measures come first
     *("worst_l2", "average_l2", "worst_linf", "average_linf", "fisher_rao", "relative_flatness"),

@@ -10,7 +10,7 @@ from inspect import signature
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.formatting import pluralize
 from plateaux.core.text_table import Table
-from plateaux.reports import artifacts, tables
+from plateaux.reports import artifacts, report_tables
 from plateaux.reports.figures import (
     accuracy,
     curves,
@@ -21,14 +21,13 @@ from plateaux.reports.figures import (
     training,
     uncertainty,
 )
-from plateaux.reports.inputs import ReportInputs, RunSection, read_inputs
-from plateaux.reports.options import MAX_RUNS
 from plateaux.reports.query import DIVERSITY, SHARPNESS, first_measured, result_label, swept_factor
-from plateaux.reports.style import ReportFigure
+from plateaux.reports.report_inputs import ReportInputs, RunSection, read_inputs
+from plateaux.reports.style import MAX_RUNS, ReportFigure
 from plateaux.reports.summary import MAX_CARDS, MemberCard, SummaryLine, cards, summary
 from plateaux.storage.run import Run, RunLike
-from plateaux.studies.results import ResultRow
-from plateaux.studies.tables import declared_tables, select
+from plateaux.studies.declared_tables import declared_tables, select
+from plateaux.studies.result_rows import ResultRow
 
 FAMILIES = (
     "sharpness_diversity", "accuracy_bars", "over_size", "severity", "against", "reliability", "roc", "training",
@@ -118,12 +117,16 @@ def compose(
     drawn = _declared_figures(inputs, results) if figures and inputs.declared else []
     drawn += _draw(_plan_all_runs(inputs, results), families if figures else ())
     found_tables = declared_tables(inputs.tables, results)
-    found_tables += [*tables.metric_tables(results), *tables.corruption_tables(results), *tables.ood_tables(results)]
-    found_tables += tables.differences(results, inputs.baseline)
+    found_tables += [
+        *report_tables.metric_tables(results),
+        *report_tables.corruption_tables(results),
+        *report_tables.ood_tables(results),
+    ]
+    found_tables += report_tables.differences(results, inputs.baseline)
     narrow = [
         part
         for table in found_tables
-        for part in table.split_columns(max_columns=tables.MAX_COLUMNS, number_titles=True)
+        for part in table.split_columns(max_columns=report_tables.MAX_COLUMNS, number_titles=True)
     ]
     parts = [ReportPart("All runs" if not is_single else "This run", drawn, narrow)]
     detailed = max_runs if figures else 0

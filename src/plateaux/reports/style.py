@@ -1,7 +1,8 @@
-"""Style of all report figures, and their export: inline SVG for an HTML page, or SVG, PNG, and PDF files.
+"""Formats of a report, and the style of its figures: inline SVG for an HTML page, or SVG, PNG, and PDF files.
 
 Inline SVG uses the CSS colors of the page, so it follows light and dark mode; files have a white background. Text stays
 text. Colors are those of Okabe and Ito, safe for color-blind readers; dashes and markers distinguish the same series.
+This module imports no torch, for the command line.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from plateaux.core.formatting import pluralize, printable
-from plateaux.core.optional import optional_import
-from plateaux.core.plot_style import COLORS, DASHES, INK, PAPER, RC_PARAMS
+from plateaux.core.imports import optional_import
+from plateaux.loss_landscape.plot_style import COLORS, DASHES, INK, PAPER, RC_PARAMS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Format = Literal["html", "md", "json", "csv"]
+FORMATS: tuple[Format, ...] = ("html", "md", "json", "csv")
+MAX_RUNS = 3  # runs with a section of details
 Kind = Literal["svg", "png", "pdf"]
 KINDS: tuple[Kind, ...] = ("svg", "png", "pdf")
 WIDTH_IN = 4.8  # text stays readable on a phone

@@ -29,7 +29,7 @@ from plateaux.reports.query import (
     mean_over_repetitions,
     metric_group,
 )
-from plateaux.studies.results import TRAINING, ResultRow
+from plateaux.studies.result_rows import TRAINING, ResultRow
 
 MAX_CARDS = 12  # more members are shown as a table
 CARD_METRICS = ("accuracy", "nll", "ece", "epochs", "passes", "seconds", *SHARPNESS, "fisher_rao")

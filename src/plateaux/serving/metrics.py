@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.deploy.manifest import ReferenceScore
 from plateaux.prediction.predictions import Predictions
 

@@ -39,7 +39,7 @@ from plateaux.data.augment import Augment, uniforms
 from plateaux.data.loader import CPU, NO_AUGMENT, MemberLoader, ordered_batches
 from plateaux.data.sources import DataSplits, Source, UnlabeledData
 from plateaux.models.backbone import Backbone
-from plateaux.storage.backends import open_store
+from plateaux.storage.remote_store import open_store
 from plateaux.storage.store import Store
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from plateaux.core.errors import RecipeError, first_line
 from plateaux.core.member import MemberModule
 from plateaux.core.method import LossFn
 from plateaux.core.types import TensorTree
-from plateaux.data.checks import check_data
+from plateaux.data.data_check import check_data
 from plateaux.data.sources import DataSplits
 from plateaux.integrations.huggingface_models import model_configs
 from plateaux.integrations.huggingface_weights import check_class_order, is_model_folder, read_folder_weights

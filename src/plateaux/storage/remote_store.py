@@ -1,4 +1,7 @@
-"""A store at a URL that fsspec supports, such as s3://bucket/runs/demo. A lease replaces the kernel's file lock."""
+"""A store at a URL that fsspec supports, such as s3://bucket/runs/demo. A lease replaces the kernel's file lock.
+
+`open_store` chooses between this store and a local one.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,14 @@ from plateaux.storage.atomic import PARTIAL_PREFIX
 from plateaux.storage.digests import digest_bytes
 from plateaux.storage.lease import Lease, is_held, read_owner
 from plateaux.storage.local_store import LocalStore
-from plateaux.storage.remote_fs import Address, RemoteFS
+from plateaux.storage.remote_fs import Address, RemoteFS, parse_address
 from plateaux.storage.store import LOCK_TIMEOUT_S, Store, WriteFn, check_name, is_hidden
+
+
+def open_store(root: str | Path) -> Store:
+    """Return the store at a path, or at a URL such as s3://bucket/runs/demo."""
+    address = parse_address(root)
+    return LocalStore(root) if address is None else RemoteStore(address)
 
 
 class RemoteStore(Store):

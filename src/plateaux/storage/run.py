@@ -22,9 +22,9 @@ from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe, diff, fingerprint
 from plateaux.core.errors import RunError, StorageError
 from plateaux.core.ranges import FiniteSeconds, StoredInt
-from plateaux.storage.backends import open_store
 from plateaux.storage.digests import digest_bytes
 from plateaux.storage.json_shapes import parse_json, read_shape
+from plateaux.storage.remote_store import open_store
 from plateaux.storage.run_info import FORMAT, AutotuneInfo, RunInfo, StoredPartition
 from plateaux.storage.store import LOCK_TIMEOUT_S, Store, recovery
 

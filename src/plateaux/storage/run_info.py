@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from plateaux.config.code import changed_code
 from plateaux.config.recipe import diff
 from plateaux.core.ranges import Finite, StoredCount, StoredInt
+from plateaux.data.data_summary import DataSummary
 from plateaux.data.preprocessing import NO_PREPROCESSING, Preprocessing
-from plateaux.data.summary import DataSummary
 from plateaux.storage.json_shapes import read_shape
 
 if TYPE_CHECKING:

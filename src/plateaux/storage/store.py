@@ -1,7 +1,7 @@
 """The storage protocol: complete objects by name, written atomically.
 
 An object is written and read as a whole. Nothing is appended, and only the implementations rename files, so that a
-bucket can replace a folder. `open_store` in `backends.py` returns the implementation for a path or URL.
+bucket can replace a folder. `open_store` in `remote_store.py` returns the implementation for a path or URL.
 
 Methods that need torch or numpy import them themselves, so that commands that read only JSON start fast.
 """

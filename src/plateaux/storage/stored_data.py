@@ -9,11 +9,11 @@ from pathlib import Path
 from plateaux.config.builders.data import build_data
 from plateaux.core import registry
 from plateaux.core.errors import DataError, RunError, UnknownNameError
-from plateaux.data.checks import check_evaluation_data
+from plateaux.data.data_check import check_evaluation_data
 from plateaux.data.preprocessing import NO_PREPROCESSING
 from plateaux.data.sources import DataSplits
 from plateaux.data.tensor_names import DATA_FILE, from_named_tensors, to_named_tensors
-from plateaux.storage.backends import open_store
+from plateaux.storage.remote_store import open_store
 from plateaux.storage.run import Run
 
 

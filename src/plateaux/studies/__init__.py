@@ -2,8 +2,6 @@
 
 Single runs belong in `training` and `evaluation`. Rendered reports belong in `reports`."""
 
-from plateaux.studies.results import ResultRow, results_from_study
-from plateaux.studies.runner import StudyRunner
-from plateaux.studies.study import Study
+from plateaux.core.imports import attach_stub
 
-__all__ = ["ResultRow", "Study", "StudyRunner", "results_from_study"]
+__all__, __getattr__, __dir__ = attach_stub(__name__, __file__)

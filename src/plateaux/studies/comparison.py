@@ -14,7 +14,7 @@ from plateaux.core.text_table import Table
 from plateaux.core.types import Estimate
 from plateaux.evaluation.splits import is_corrupted_split
 from plateaux.studies.grid import condition_label
-from plateaux.studies.results import TRAINING, ResultRow
+from plateaux.studies.result_rows import TRAINING, ResultRow
 
 MAIN = (MEAN_PROBABILITY, ALL_MEMBERS, MEAN_OF_PAIRS, MEAN_OF_MEMBERS, RowName.member(0))
 SUMMED = "cACC"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from plateaux.storage.store import Store
-from plateaux.studies.planning import RunSpec
+from plateaux.studies.trials import RunSpec
 
 
 def next_free(store: Store, specs: Sequence[RunSpec]) -> int:

@@ -25,26 +25,24 @@ from plateaux.distributed.subprocesses import run_torchrun
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.ood import detect_ood, parse_ood_suites
-from plateaux.evaluation.options import EvalOptions
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
 from plateaux.evaluation.splits import eval_split, eval_splits, ood_splits
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.loss_landscape.run_probes import probe_landscape
-from plateaux.loss_landscape.session import ProbeOptions
 from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, environment
 from plateaux.storage.run_info import AutotuneInfo, DataInfo
 from plateaux.studies.packed_results import encode_results
-from plateaux.studies.planning import RunSpec, Trial, plan_runs, plan_trials
-from plateaux.studies.results import RESULTS, cost_rows, read_results, to_stored
+from plateaux.studies.result_rows import RESULTS, cost_rows, read_results, to_stored
 from plateaux.studies.run_locks import locked, next_free
-from plateaux.studies.soup import evaluate_soup
 from plateaux.studies.study import Study
+from plateaux.studies.trials import RunSpec, Trial, plan_runs, plan_trials
+from plateaux.studies.uniform_soup import evaluate_soup
 from plateaux.training.autotune import autotune
-from plateaux.training.checks import check
 from plateaux.training.cost import count_passes
+from plateaux.training.recipe_rules import check
 from plateaux.training.train import train_experiment
 
 AUTOTUNE = "autotune.json"
@@ -222,20 +220,30 @@ class StudyRunner:
         some = list(range(members)) if members < run.recipe.members else None
         results: list[MetricResult] = []
         if evaluation.metrics:
-            options = EvalOptions(members=some, ensemble_sizes=evaluation.ensemble_sizes)
-            metrics = evaluation.metrics
-            results += evaluate(run, split=evaluation.splits, metrics=metrics, options=options, progress=progress)
+            results += evaluate(
+                run,
+                split=evaluation.splits,
+                metrics=evaluation.metrics,
+                members=some,
+                ensemble_sizes=evaluation.ensemble_sizes,
+                progress=progress,
+            )
         if evaluation.corruptions:
-            options = EvalOptions(members=some, cache_logits="off", corruption_cache=evaluation.corruption_cache)
-            metrics = evaluation.corruption_metrics
-            splits = evaluation.corruptions
-            results += evaluate(run, split=splits, metrics=metrics, options=options, progress=progress)
+            results += evaluate(
+                run,
+                split=evaluation.corruptions,
+                metrics=evaluation.corruption_metrics,
+                members=some,
+                cache_logits="off",
+                corruption_cache=evaluation.corruption_cache,
+                progress=progress,
+            )
         results += robustness(results)
         if evaluation.ood:
             suites, is_by_name = parse_ood_suites(evaluation.ood, run.info.data.name)
-            options = EvalOptions(members=some)
-            more: dict[str, Any] = {"metrics": evaluation.ood_metrics, "skip_missing": is_by_name}
-            results += detect_ood(run, suites, options=options, progress=progress, **more)
+            results += detect_ood(
+                run, suites, metrics=evaluation.ood_metrics, skip_missing=is_by_name, members=some, progress=progress
+            )
         if evaluation.soup and members > 1:
             results += evaluate_soup(run, members, evaluation)
         if landscape.probes:
@@ -245,7 +253,8 @@ class StudyRunner:
                 split=landscape.split,
                 limit=landscape.samples,
                 members=some,
-                options=ProbeOptions(batchnorm=landscape.batchnorm, augment=landscape.augment),
+                batchnorm=landscape.batchnorm,
+                augment=landscape.augment,
                 progress=progress,
             )
         return results

@@ -31,9 +31,9 @@ from plateaux.config.schema import ConfigSection
 from plateaux.config.toml import parse_toml, read_text
 from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.ranges import Count, Seed
-from plateaux.studies.builtin import study_file
+from plateaux.studies.builtin_studies import study_file
 from plateaux.studies.grid import apply_changes, check_size, combine, condition_label, flat_changes, grid_factors
-from plateaux.studies.outputs import FiguresConfig, TableConfig
+from plateaux.studies.output_config import FiguresConfig, TableConfig
 
 MAX_REPETITIONS = 10_000
 MAX_EXTENDED = 5  # studies that extend each other

@@ -1,3 +1,3 @@
-"""Training: the planner and its jobs, the trainer, the step, checkpoints, validation, and the partition phase.
+"""Training: checks of a recipe, the planner and its jobs, the data partition, and trackers.
 
-Update rules belong in `optim`, methods in `methods`, and metrics in `evaluation`."""
+The training of the members of one job is in `training.loop`, update rules in `optim`, and methods in `methods`."""

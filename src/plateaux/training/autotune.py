@@ -18,12 +18,11 @@ from plateaux.core.progress import Message, Progress
 from plateaux.core.runtime import configure_runtime, get_device
 from plateaux.core.types import Batch
 from plateaux.data.loader import MemberLoader
-from plateaux.training.setup import build_train_states, shared_lr_schedulers
-from plateaux.training.state import StepOptions
-from plateaux.training.step import step
+from plateaux.training.loop.setup import build_train_states, shared_lr_schedulers
+from plateaux.training.loop.state import StepOptions
+from plateaux.training.loop.step import step
 
 STEPS = 50
-BUDGET_S = 5.0  # of a trial that only measures speed
 LOSS_TOLERANCE = 0.02  # relative difference to the loss of the first candidate (fp32)
 
 
@@ -56,16 +55,8 @@ def fastest(tried: list[dict[str, Any]]) -> dict[str, Any]:
     return max([tried[0], *accurate], key=lambda result: float(result["images_per_second"]))
 
 
-def throughput(experiment: Experiment, *, steps: int = 6, budget: float = BUDGET_S) -> float:
-    """Return the training speed of one member in images per second, measured over a few steps or some seconds."""
-    return _measure(experiment, steps, budget)[1]
-
-
-def _measure(experiment: Experiment, steps: int, budget: float | None = None) -> tuple[float, float]:
-    """Return the mean loss of the first member over some steps, and images per second over the second half.
-
-    With a `budget` of seconds, a slow network is measured over fewer steps, after the first one at least.
-    """
+def _measure(experiment: Experiment, steps: int) -> tuple[float, float]:
+    """Return the mean loss of the first member over some steps, and images per second over the second half."""
     devices = experiment.recipe.executor.devices
     device = get_device(devices[0] if devices else None)
     data = on_device(experiment.training_data, device)
@@ -83,8 +74,7 @@ def _measure(experiment: Experiment, steps: int, budget: float | None = None) ->
         losses.append(step(executor, states, [batch], options)[0].loss)
         sizes.append(len(batch))
         times.append(time.perf_counter())
-        is_slow = budget is not None and times[-1] - times[0] > budget and len(losses) > 1
-        if len(losses) == steps or is_slow:
+        if len(losses) == steps:
             break
     first = len(losses) // 2  # the first half is not counted: it includes the start
     return float(torch.stack(losses).mean()), sum(sizes[first:]) / (times[-1] - times[first])

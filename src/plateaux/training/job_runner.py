@@ -21,9 +21,9 @@ from plateaux.storage.feature_cache import with_cached_features
 from plateaux.storage.run import Run, partition_summary_path
 from plateaux.training.job_records import JobRecorder, record_job
 from plateaux.training.jobs import Job
+from plateaux.training.loop.trainer import Trainer
 from plateaux.training.partition import assign_samples
 from plateaux.training.planning import remaining_part
-from plateaux.training.trainer import Trainer
 
 EXIT_GRACE_S = 60.0  # a process on a lost node may need this long to notice, and to release its lock
 

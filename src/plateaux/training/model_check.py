@@ -26,7 +26,7 @@ from plateaux.core.errors import DataError, PlateauxError, RecipeError, first_li
 from plateaux.core.member import MemberModule
 from plateaux.core.runtime import fork_rng
 from plateaux.core.types import Batch, Inputs, derive_seed
-from plateaux.data.checks import check_data
+from plateaux.data.data_check import check_data
 from plateaux.data.loader import MemberLoader
 from plateaux.data.sources import DataSplits
 from plateaux.integrations.huggingface_models import model_configs

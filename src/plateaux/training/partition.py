@@ -34,7 +34,7 @@ from plateaux.optim.grad_norms import max_batch_size
 from plateaux.storage.run import Run, partition_summary_path, sam_set_path, sharpness_path
 from plateaux.storage.store import Store
 from plateaux.training.jobs import PartitionStatus
-from plateaux.training.state import TrainState
+from plateaux.training.loop.state import TrainState
 
 CHUNK_SAMPLES = 1 << 18  # samples of one member in memory while samples are assigned
 MAX_SCORING_BYTES = 1 << 30  # memory for scoring one batch

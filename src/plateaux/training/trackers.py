@@ -25,8 +25,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from plateaux.config.builders.trackers import check_trackers, tracker_target
 from plateaux.config.recipe import flatten
+from plateaux.config.tracker_check import check_trackers, tracker_target
 from plateaux.core.errors import Interrupted, PlateauxError, first_line
 from plateaux.core.executor import Collectives
 from plateaux.core.process_info import is_rank_zero, rank_and_world_size

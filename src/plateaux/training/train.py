@@ -37,11 +37,11 @@ from plateaux.storage.stored_data import read_stored_data, store_data
 from plateaux.training import branching
 from plateaux.training.autotune import autotune
 from plateaux.training.callbacks import Callback, CallbackFailure, CallbackList, check_callbacks
-from plateaux.training.checks import check
 from plateaux.training.job_runner import JobRunner
 from plateaux.training.model_check import check_data_and_model
 from plateaux.training.partition import scoring_batch
 from plateaux.training.planning import pending_jobs
+from plateaux.training.recipe_rules import check
 from plateaux.training.trackers import track
 
 logger = logging.getLogger(__name__)

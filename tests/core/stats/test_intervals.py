@@ -145,6 +145,16 @@ def test_the_rank_correlation_equals_scipy_and_its_interval_covers() -> None:
     assert held / 500 >= 0.93
 
 
+def test_the_interval_of_a_rank_correlation_has_the_variance_of_bonett_and_wright() -> None:
+    x, y = np.arange(8.0), np.array([1, 0, 2, 4, 3, 7, 5, 6])
+    rho = stats.spearmanr(x, y).statistic
+    half = stats.norm.ppf(0.975) * math.sqrt((1 + rho**2 / 2) / 5)
+    found = rank_correlation(x, y)
+    assert (found.low, found.high) == pytest.approx(
+        (math.tanh(math.atanh(rho) - half), math.tanh(math.atanh(rho) + half))
+    )
+
+
 def test_a_perfect_rank_correlation_has_a_wide_interval() -> None:
     found = rank_correlation([1, 2, 3, 4, 5, 6], [2, 4, 8, 9, 11, 40])
     assert found.value == 1

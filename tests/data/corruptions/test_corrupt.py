@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -63,18 +62,6 @@ def test_every_kind_has_constants_for_five_severities(size: int) -> None:
     for rows in TABLES[size].values():
         assert len(rows) == 5
         assert len({len(row) for row in rows}) == 1
-
-
-def test_the_documentation_lists_the_constants() -> None:
-    shown: dict[str, list[list[tuple[float, ...]]]] = {}
-    for line in (DOCS / "reference" / "corruptions.md").read_text(encoding="utf-8").splitlines():
-        if match := re.match(r"\| `(\w+)` \(.*?\) \| (.*) \|$", line):
-            cells = [cell.split(" · ") for cell in match[2].split(" | ")]
-            shown[match[1]] = [[tuple(map(float, constants.split(", "))) for constants in cell] for cell in cells]
-    assert list(shown) == ALL_KINDS
-    for name, cells in shown.items():
-        for size, rows in zip(SIZES, cells, strict=True):
-            assert np.array(rows) == pytest.approx(np.array(TABLES[size][name]), rel=1e-3), (name, size)
 
 
 def test_other_sizes_use_the_nearest_constants_and_the_description_says_so() -> None:

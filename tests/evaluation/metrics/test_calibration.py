@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.row_names import MEAN_PROBABILITY, row_name
 from plateaux.core.types import Batch
 from plateaux.evaluation.confidence import (

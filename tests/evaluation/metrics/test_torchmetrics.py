@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from tests.evaluation.metrics.test_every_metric import evaluate, random_logits
 
 

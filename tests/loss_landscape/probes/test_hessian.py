@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
+from plateaux.core.imports import optional_import
 from plateaux.core.member import MemberModule
-from plateaux.core.optional import optional_import
 from plateaux.core.types import Batch, Estimate
 from plateaux.loss_landscape.curvature import Curvature
 from plateaux.loss_landscape.loss_surface import LossSurface

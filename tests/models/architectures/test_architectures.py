@@ -17,9 +17,8 @@ from torch.func import functional_call
 
 import plateaux
 from plateaux.core.errors import RecipeError, UnknownNameError
-from plateaux.core.hub_access import HubAccess
-from plateaux.core.optional import optional_import
-from plateaux.core.registry import model
+from plateaux.core.imports import optional_import
+from plateaux.core.registry import HubAccess, model
 from plateaux.models.architectures.resnet import Pad
 from plateaux.models.surgery import load_weights
 

@@ -15,16 +15,16 @@ from plateaux.config.recipe import DataConfig, Recipe
 from plateaux.config.schema import accepts, check
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
-from plateaux.core.hub_access import PREFIX, HubAccess
 from plateaux.core.method import Method
+from plateaux.core.registry import HUB_PREFIX, HubAccess
 from plateaux.core.runtime import FORMATS, param_dtype
 from plateaux.core.types import Batch, Inputs, derive_seed
 from plateaux.data.augment import Augment
 from plateaux.data.image_paths import is_image_path, open_images
 from plateaux.data.label_noise import with_label_noise
 from plateaux.data.loader import CPU, NO_AUGMENT, MemberLoader, ShardFn, ordered_batches
+from plateaux.data.random_split import bootstrap, split
 from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource, Source, UnlabeledData
-from plateaux.data.splits import bootstrap, split
 
 BN_UPDATE_BATCHES = 20  # batches from which BatchNorm statistics are recomputed
 
@@ -116,7 +116,7 @@ def hub_options(factory: Callable[..., Any], recipe: Recipe, components: Compone
         return {}
     names = {recipe.model.name} if isinstance(recipe.model.name, str) else set(recipe.model.name)
     name = names.pop() if len(names) == 1 and components.model is None else ""
-    model = name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
+    model = name.removeprefix(HUB_PREFIX) if name.startswith(HUB_PREFIX) else None
     return {"hub_access": HubAccess(download=components.download, model=model)}
 
 

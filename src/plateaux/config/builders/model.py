@@ -13,7 +13,7 @@ from plateaux.config.recipe import ModelConfig, Recipe, fingerprint
 from plateaux.config.schema import accepts, check, member_options, member_value
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError
-from plateaux.core.hub_access import HubAccess
+from plateaux.core.registry import HubAccess
 from plateaux.core.runtime import fork_rng, param_dtype
 from plateaux.core.types import TensorTree, derive_seed
 from plateaux.data.files import weights_file

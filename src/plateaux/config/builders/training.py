@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 
-from plateaux.config.builders.trackers import check_trackers
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import DataConfig, LossConfig, LRSchedulerConfig, MethodConfig, ModelConfig, Recipe
 from plateaux.config.schema import ConfigKeyError, accepts, check, member_options, member_value
+from plateaux.config.tracker_check import check_trackers
 from plateaux.core import registry
 from plateaux.core.errors import RecipeError, UntrustedCodeError, first_line, suggest
 from plateaux.core.executor import Executor

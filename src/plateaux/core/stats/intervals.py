@@ -1,4 +1,4 @@
-"""Confidence intervals: Student's t over repetitions, bootstrap over test samples, jackknife over members.
+"""Confidence intervals: Student's t over repetitions, of a slope, and Fisher's z of a rank correlation.
 
 Every interval records what it is over. A nominal 95 % bootstrap of two or three repetitions covers only 50 to 75 %, so
 repetitions are never resampled.

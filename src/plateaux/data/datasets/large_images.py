@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from plateaux.core.errors import DataError
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.ranges import Count, Size
 from plateaux.core.registry import dataset
 from plateaux.data.files import (

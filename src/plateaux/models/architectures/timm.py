@@ -7,10 +7,9 @@ from difflib import get_close_matches
 from torch import nn
 
 from plateaux.core.errors import RecipeError, UnknownNameError
-from plateaux.core.hub_access import NO_HUB_ACCESS, HubAccess
-from plateaux.core.optional import optional_import
+from plateaux.core.imports import optional_import
 from plateaux.core.ranges import Fraction, Size
-from plateaux.core.registry import model
+from plateaux.core.registry import NO_HUB_ACCESS, HubAccess, model
 from plateaux.models.architectures import channels
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from plateaux.core.formatting import format_number, format_percentage_points, format_range, pluralize
-from plateaux.core.plot_style import COLORS, INK
 from plateaux.core.row_names import MEAN_PROBABILITY
 from plateaux.core.types import Estimate
+from plateaux.loss_landscape.plot_style import COLORS, INK
 from plateaux.reports import style
 from plateaux.reports.query import CORRUPTED, default_split, is_member, mean_over_repetitions, result_label
 from plateaux.reports.style import ReportFigure
 from plateaux.studies.comparison import SUMMED
-from plateaux.studies.results import ResultRow
+from plateaux.studies.result_rows import ResultRow
 
 MAX_BARS = 20  # conditions with a bar
 MAX_DOTS = 200  # dots per bar

@@ -25,7 +25,7 @@ from plateaux.reports.query import (
 )
 from plateaux.reports.style import ReportFigure
 from plateaux.studies.comparison import MAIN
-from plateaux.studies.results import ResultRow
+from plateaux.studies.result_rows import ResultRow
 
 Curve = Mapping[float, Sequence[ResultRow]]  # repetitions by x value
 

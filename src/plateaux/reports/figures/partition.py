@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.formatting import format_number, format_range, pluralize
-from plateaux.core.plot_style import COLORS
+from plateaux.loss_landscape.plot_style import COLORS
 from plateaux.reports import style
 from plateaux.reports.style import ReportFigure
 

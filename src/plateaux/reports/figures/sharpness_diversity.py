@@ -23,7 +23,7 @@ from plateaux.reports.query import (
     swept_factor,
 )
 from plateaux.reports.style import ReportFigure
-from plateaux.studies.results import ResultRow
+from plateaux.studies.result_rows import ResultRow
 
 Point = tuple[ResultRow, ResultRow]  # sharpness, diversity
 MAX_ERROR_BARS = 40  # more points are drawn without error bars

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from plateaux.core.formatting import format_range
-from plateaux.core.plot_style import INK
 from plateaux.core.row_names import MEAN_PROBABILITY, RowName
 from plateaux.core.stats.ranking import auroc
+from plateaux.loss_landscape.plot_style import INK
 from plateaux.reports import style
 from plateaux.reports.query import base_name, default_split, is_member, result_label
 from plateaux.reports.style import ReportFigure
-from plateaux.studies.results import ResultRow
+from plateaux.studies.result_rows import ResultRow
 
 Bins = dict[int, dict[str, float]]  # bin -> share of samples, confidence, accuracy
 MIN_FRACTION = 0.01  # smaller bins are not drawn
