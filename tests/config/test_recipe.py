@@ -186,6 +186,7 @@ BASE = '[data]\nname = "digits"\n[model]\nname = "mlp"\n'
 MANY = range(60_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -222,6 +223,7 @@ def test_a_recipe_can_be_written_and_read() -> None:
     assert Recipe.from_dict(recipe.to_dict()) == recipe
 
 
+@pytest.mark.slow
 @given(
     members=st.integers(1, 99),
     lr=st.floats(1e-9, 1e9) | st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=3),

@@ -73,6 +73,7 @@ def test_a_study_with_a_tracker_that_is_not_trusted_does_not_begin(tmp_path: Pat
     assert started == []
 
 
+@pytest.mark.slow
 def test_on_the_command_line_a_tracker_is_allowed_by_trust_or_by_its_name(tmp_path: Path, started: list[str]) -> None:
     pytest.importorskip("wandb", reason='W&B is not installed: pip install "plateaux[wandb]"')
     (tmp_path / "recipe.toml").write_text(tracked("wandb").to_toml())

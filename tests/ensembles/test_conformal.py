@@ -93,6 +93,7 @@ def test_coverage_on_cifar_10_is_the_nominal_one(kind: Kind, alpha: float) -> No
     assert mean == pytest.approx(1 - alpha, abs=0.005)
 
 
+@pytest.mark.slow
 @needs_cifar
 @pytest.mark.parametrize("kind", KINDS)
 def test_never_empty_sets_contain_the_most_likely_class(kind: Kind) -> None:

@@ -78,6 +78,7 @@ def test_samples_with_equal_error_probability_are_accepted_or_rejected_together(
     assert (same.at, same.coverage) == (None, 0.0)
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.tuples(st.sampled_from([-INF, 0.0, 0.5, 1.0, 3.0, INF]), st.booleans()), min_size=1, max_size=14),
     risk=st.sampled_from([0.0, 0.1, 0.25, 1 / 3, 0.5, 1.0]),
@@ -126,6 +127,7 @@ def test_with_a_bound_stages_are_tested_in_sequence_until_one_fails(seed: int, s
         assert (found.coverage, found.observed) == (len(taken) / 600, float(taken.double().mean()))
 
 
+@pytest.mark.slow
 def test_a_bound_controls_the_true_risk() -> None:
     wanted, delta, rounds = 0.05, 0.1, 120
     over: dict[str, int] = {}

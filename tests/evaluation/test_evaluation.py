@@ -127,6 +127,7 @@ def test_the_mean_of_members_is_listed_after_the_members() -> None:
     assert with_mean[RowName.parse("mean of members")].value == 2.0
 
 
+@pytest.mark.slow
 def test_every_function_on_a_run_takes_a_run_object_and_a_path(tmp_path: Path) -> None:
     recipe = {**RECIPE, "data": {"name": "digits", "validation_split": 0.2}, "train": {"epochs": 1}}
     run = train(Recipe.from_dict(recipe), tmp_path / "run")

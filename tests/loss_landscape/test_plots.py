@@ -79,17 +79,20 @@ def test_a_figure_has_png_svg_and_json_files_without_external_references() -> No
         assert {"lines", "surface"} & set(stored)
 
 
+@pytest.mark.slow
 def test_equal_data_give_equal_bytes() -> None:
     one, other = (plots.plot_slices({"member 0": bowl_curve(1.0)}, METADATA) for _ in range(2))
     assert one.files() == other.files()
 
 
+@pytest.mark.slow
 def test_text_in_the_svg_is_searchable() -> None:
     first = all_figures()[0]
     assert "loss" in svg_text(first)
     assert re.sub(r"\s+", "", first.caption[:30]) in re.sub(r"\s+", "", svg_text(first))
 
 
+@pytest.mark.slow
 def test_captions_are_computed_from_the_data() -> None:
     slices, paths, grid, plane = (figure.caption for figure in all_figures())
     assert "2 members, each along a random direction" in slices
@@ -129,6 +132,7 @@ def test_the_legend_of_paths_is_above_all_curves(pairs: int) -> None:
     assert lowest > max(figure.data["lines"]["members 0 and 1"]["losses"])
 
 
+@pytest.mark.slow
 def test_losses_of_different_magnitude_use_a_logarithmic_scale() -> None:
     deep = LossCurve((-1.0, 0.0, 1.0), (9.0, 0.01, 9.0), (0.001,) * 3, (0.5,) * 3, "none")
     assert plots.plot_slices({"member 0": deep}, METADATA).figure.axes[0].get_yscale() == "log"
@@ -140,6 +144,7 @@ def test_losses_of_different_magnitude_use_a_logarithmic_scale() -> None:
     assert "1.00" in ticks[1]
 
 
+@pytest.mark.slow
 def test_nan_is_null_in_json_and_masked_in_the_plot() -> None:
     figure = plots.plot_grid("s", "member 0", make_grid(*WIDE_ROWS, **ORIGIN), METADATA)
     assert json.loads(figure.files()["json"])["surface"]["losses"][1][2] is None

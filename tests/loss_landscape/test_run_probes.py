@@ -313,6 +313,7 @@ def test_probes_do_not_change_training(net: str, mode: str, tmp_path: Path) -> N
     assert records[0]["data"]["samples"] == 12
 
 
+@pytest.mark.slow
 def test_the_last_record_equals_the_probe_of_the_finished_member(tmp_path: Path) -> None:
     run = train(recipe("deep_ensemble", "conv_bn", members=2, probe=PROBE), tmp_path / "run", **GIVEN.keywords())
     results = run_probes(tmp_path / "run", "toy_probes:ascent", "toy_probes:loss", limit=12)

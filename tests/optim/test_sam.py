@@ -206,6 +206,7 @@ def test_sam_on_a_parabola_equals_the_closed_form() -> None:
     assert float(module.theta.detach()) == pytest.approx((1 - lr * h) ** 9 * (start + rho) - rho, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_sam_agrees_with_another_library() -> None:
     from pytorch_optimizer import SAM
 

@@ -238,6 +238,7 @@ def test_importing_the_checks_does_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=env)
 
 
+@pytest.mark.slow
 def test_the_largest_image_is_refused_before_it_is_decoded() -> None:
     content = io.BytesIO()
     Image.new("1", (20_000, 20_000)).save(content, "png")

@@ -26,7 +26,7 @@ from plateaux.prediction.inputs import prepare
 from plateaux.storage.run import Run
 from tests.serving.conftest import running
 
-pytestmark = pytest.mark.xdist_group("table_columns")  # one worker trains the run once
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("table_columns")]  # one worker trains the run once
 
 COLUMNS = ("age", "income", "is_new")
 FRAME = pd.DataFrame(

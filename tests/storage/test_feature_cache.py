@@ -142,6 +142,7 @@ def test_features_that_overflow_are_rejected(tmp_path: Path) -> None:
         through_backbone(config, DATA, DATA.test, backbone).fetch(torch.arange(2))
 
 
+@pytest.mark.slow
 def test_a_killed_build_continues_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_cache, "SHARD_SAMPLES", 4)
 

@@ -396,6 +396,7 @@ def test_nested_states_are_read_back(store: LocalStore) -> None:
     assert loaded[5]["step"] == 3  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_a_lock_has_one_holder_at_a_time(store: LocalStore) -> None:
     other = LocalStore(store.root)
     assert not store.is_locked("members/0")

@@ -106,6 +106,7 @@ def test_files_of_other_samples_are_rejected(name: str, tmp_path: Path) -> None:
         assign_samples(run, partition, 2) if name == "scores" else load_sam_set(run, partition, 1, 3)
 
 
+@pytest.mark.slow
 def test_rule_all_is_sam_and_rule_none_is_sgd_bit_for_bit(tmp_path: Path) -> None:
     for rule, method in (("all", {"name": "sam", "rho": 0.2}), ("none", {"name": "deep_ensemble"})):
         warmup = "sam" if rule == "all" else "plain"

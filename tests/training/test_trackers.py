@@ -216,6 +216,7 @@ def test_a_tracker_that_works_again_gets_the_missed_epochs_in_order(
     assert "'toy_trackers:Unready' failed: ConnectionError: not yet" in text
 
 
+@pytest.mark.slow
 def test_training_does_not_wait_for_a_hanging_tracker_and_the_next_run_sends_the_rest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, recorded: Path
 ) -> None:

@@ -275,6 +275,7 @@ def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
         train(recipe(), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_locked_member_is_skipped_and_the_others_are_trained(tmp_path: Path) -> None:
     what = recipe("executor.mode=offload")
     run = Run.begin(tmp_path, Experiment(what), RunInfo(DataInfo.from_splits(build_training_data(what))))

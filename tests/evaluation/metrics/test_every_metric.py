@@ -195,6 +195,7 @@ def test_the_order_of_members_and_samples_does_not_matter(name: str) -> None:
         assert rows[original].value == pytest.approx(other[permuted].value, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["accuracy", "nll", "brier"])
 def test_standard_errors_agree_with_the_bootstrap(name: str) -> None:
     logits, y = random_logits(2, 400, 4)

@@ -78,6 +78,7 @@ def truth_of(norm: str, radius: float) -> float:
     return float(losses.mean() - surface.all_losses().mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", PROBES)
 def test_the_monte_carlo_interval_has_the_nominal_coverage(norm: str) -> None:
     truth = truth_of(norm, 0.3)

@@ -276,6 +276,7 @@ def test_ordinal_numbers_have_english_suffixes() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hessian", "gauss_newton"])
 def test_a_small_conv_net_agrees_with_curvlinops(kind: Any) -> None:
     pytest.importorskip("curvlinops", reason="curvlinops-for-pytorch is not installed")

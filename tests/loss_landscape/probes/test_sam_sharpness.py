@@ -21,6 +21,7 @@ DIRECTIONS = ("sphere", "gaussian", "filter")
 FORMS = ("antithetic", "paper")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_sam_sharpness_of_a_quadratic_equals_the_closed_form(direction: str, form: str) -> None:
@@ -103,6 +104,7 @@ def truth_of(rho: float) -> float:
     return float(losses.mean() - surface.all_losses().mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_the_monte_carlo_interval_has_the_nominal_coverage(form: str) -> None:
     truth, probe = truth_of(1.0), sam_sharpness(rho=1.0, directions=25, form=form)  # type: ignore[arg-type]

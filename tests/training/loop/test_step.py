@@ -203,6 +203,7 @@ def test_the_scale_doubles_after_enough_steps_without_overflow() -> None:
     assert scaler.scale == 1.0
 
 
+@pytest.mark.slow
 def test_fp16_from_a_recipe_ends_near_fp32(tmp_path: Path) -> None:
     # The first steps may overflow and be skipped, so the runs are compared at their end.
     long = {"optimizer": {"lr": 0.2}, "train": {"epochs": 20}, "run": {"log_every": 1}}
@@ -242,6 +243,7 @@ def test_joint_members_support_gradient_accumulation(method: str, mode: str, tmp
     assert distance(trained(pieces, tmp_path / "pieces"), trained(row, tmp_path / "full")) < 1e-12
 
 
+@pytest.mark.slow
 def test_gradient_accumulation_with_dropout_is_the_same_when_offloaded(tmp_path: Path) -> None:
     row = recipe("apart, climbing", "dropout", optimizer={"gradient_accumulation_steps": 3})
     offloaded = trained(row.replaced(executor={"mode": "offload"}), tmp_path / "offload")
