@@ -39,7 +39,7 @@ nightly: lint docs  ## everything: all laws, Ray, S3, the gallery, coverage, mut
 	@echo "lines marked cuda-only, left out of coverage: $$(grep -rhF '# cuda-only' --include='*.py' src | wc -l | tr -d ' ')"
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-config=pyproject.toml --cov-report=term
 	$(PYTHON) tests/mutation/run.py
-	cd papers && $(PYTHON) -m pytest -n $(WORKERS)
+	$(PYTHON) -m pytest -c papers/pyproject.toml --rootdir papers -n $(WORKERS) papers/tests
 
 format:  ## rewrite the sources in the one format
 	$(PYTHON) -m ruff format .
@@ -50,7 +50,8 @@ lint:  ## format, lint, types, layers, security and workflows, without the tests
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
 	$(IMPORTS)
-	cd papers && $(PYTHON) -m mypy && $(IMPORTS)
+	$(PYTHON) -m mypy --config-file papers/pyproject.toml papers/src
+	$(PYTHON) -c "from importlinter.cli import lint_imports_command as run; run(['--config', 'papers/pyproject.toml'])"
 	$(PYTHON) -m bandit -q -c pyproject.toml -r src
 	$(dir $(PYTHON))zizmor --offline --quiet .github
 	$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
