@@ -24,18 +24,20 @@ from plateaux.core.errors import PlateauxError, RunError
 from plateaux.optim.losses import CrossEntropy
 
 HELPERS = "def width():\n    return 8  # units\n"
-METHODS = """
+METHODS = '''
 import plateaux
 from plateaux.core.method import Method, Objective
 
 
 @plateaux.method
 def plain(loss, *, scale: float = 1.0):
+    """A scaled loss."""
+
     def scaled(outputs, batch):
         return loss(outputs, batch) * scale
 
     return Method(Objective(scaled))
-"""
+'''
 NETS = """
 from torch import nn
 
