@@ -38,7 +38,7 @@ HEAD = """\
 `--help` after any command prints the same text. Commands print tables in a terminal, and JSON if the output is piped or
 `--json` is given.
 """
-SHARED = 3  # an option with one meaning in so many commands is described once
+SHARED = 3  # an option that means the same in at least three commands is described once
 EXIT_CODES = {
     0: "success",
     1: "a process or another part failed; the message gives the reason",

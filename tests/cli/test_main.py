@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import plateaux
-from plateaux.cli import progress
+from plateaux.cli import main, progress
 from plateaux.cli.main import KINDS, app
+from plateaux.config import builtin_recipes
+from plateaux.config.builtin_recipes import recipe_file
 from plateaux.config.experiment import Experiment
 from plateaux.core import formatting
+from plateaux.core.errors import RecipeError
 from plateaux.core.progress import MemberUpdate, Message
 from plateaux.core.types import Estimate
 from plateaux.evaluation import tables
@@ -318,3 +322,33 @@ def test_no_color_turns_colors_off(no_color: bool) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert ("\x1b[3" in done.stderr) is not no_color
+
+
+def test_a_command_of_a_package_that_is_broken_or_has_a_taken_name_is_named_and_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = [
+        EntryPoint(name, value, "plateaux.commands") for name, value in (("train", "json:loads"), ("x", "nope:f"))
+    ]
+    monkeypatch.setattr(main, "entry_points", lambda group: points)
+    before = list(main.app.registered_commands)
+    main._add_commands_of_packages()
+    assert main.app.registered_commands == before
+    words = " ".join(capsys.readouterr().err.split())
+    assert "'train' of the package unknown is left out, because plateaux has a command of that name" in words
+    assert "'x' of the package unknown could not be loaded: ModuleNotFoundError" in words
+
+
+def test_a_package_cannot_replace_a_recipe_and_a_broken_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = recipe_file("quickstart")
+    for name in ("quickstart", "another"):
+        (tmp_path / f"{name}.toml").write_text("members = 1\n")
+    point = EntryPoint("recipes", "somewhere:FOLDERS", "plateaux.files")
+    monkeypatch.setattr(builtin_recipes, "entry_points", lambda group, name: [point])
+    with pytest.raises(RecipeError, match="Cannot load the recipes of somewhere:FOLDERS: ModuleNotFoundError"):
+        recipe_file("quickstart")
+    monkeypatch.setattr(EntryPoint, "load", lambda self: [tmp_path])
+    assert recipe_file("quickstart") == own
+    assert recipe_file("another") == tmp_path / "another.toml"

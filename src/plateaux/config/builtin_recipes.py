@@ -27,7 +27,7 @@ def builtin_recipes() -> dict[str, Path]:
 def _folders() -> list[Path]:
     package = Path(__file__).resolve().parents[1]
     own = [folder for folder in (package / "recipes", package.parents[1] / "recipes") if folder.is_dir()]
-    return [*own, *folders_of_packages("recipes")]
+    return [*folders_of_packages("recipes"), *own]  # of recipes with one name the last counts: that of Plateaux
 
 
 def folders_of_packages(kind: str) -> list[Path]:
@@ -36,4 +36,11 @@ def folders_of_packages(kind: str) -> list[Path]:
     An entry point of the group `plateaux.files` with the name `recipes` or `studies` has a sequence of folders as
     its value.
     """
-    return [Path(folder) for point in entry_points(group="plateaux.files", name=kind) for folder in point.load()]
+    folders: list[Path] = []
+    for point in entry_points(group="plateaux.files", name=kind):
+        try:
+            folders += map(Path, point.load())
+        except Exception as problem:
+            source = point.dist.name if point.dist else point.value
+            raise RecipeError(f"Cannot load the {kind} of {source}: {problem!r}; update or uninstall it") from None
+    return folders
