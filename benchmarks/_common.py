@@ -34,8 +34,11 @@ LONGER = 4  # a measurement with an unsteady control takes up to this many times
 NETWORKS = "weights/resnet20_32_44_56_cifar10.safetensors"
 DATA = {  # files or folders in PLATEAUX_DATA, of which one suffices
     "CIFAR-10": ("cifar-10-batches-bin", "cifar-10-batches-py"),
+    "CIFAR-100": ("cifar-100-binary", "cifar-100-python"),
+    "MNIST": ("MNIST", "mnist"),
     "Fashion-MNIST": ("FashionMNIST", "fashion-mnist", "fashion_mnist"),
     "MRPC": ("MRPC", "mrpc"),
+    "OOD sets": ("ood",),
     "ResNets": (NETWORKS,),
     "MiniLM": ("weights/minilm_l3_mrpc_fp16.safetensors",),
 }

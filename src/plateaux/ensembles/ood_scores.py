@@ -35,6 +35,8 @@ from plateaux.core.stats.ranking import aupr, auroc, fpr_at_tpr
 from plateaux.core.types import Estimate
 from plateaux.ensembles.log_probs import log_probs
 
+DEFAULT_OOD_SCORE = "max_probability"  # selected by benchmarks/ood_scores.py
+
 DEFINITION = (
     "out of distribution is the positive class and has the larger score; ties count half in AUROC; AUPR is average "
     "precision, out (positive: outside) and in (positive: inside); FPR95 is the share of inside samples caught where "
