@@ -255,10 +255,8 @@ def test_a_product_with_the_hessian_counts_four_passes() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("trace", {"mc_samples": 0}, "mc_samples = 0: must be at least 1"),
         ("trace", {"mc_samples": 2, "method": "hutch++"}, "mc_samples = 2: must be at least 3"),
         ("trace", {"layers": True, "method": "hutch++"}, "not supported by method"),
-        ("top_eigenvalue", {"k": 0}, "k = 0"),
         ("top_eigenvalue", {"k": 5, "steps": 4}, "steps = 4: must be at least 5"),
         ("top_eigenvalue", {"k": 32}, "has only 31 eigenvalues"),
         ("spectrum", {"points": 20}, "points = 20: must be at least 32"),

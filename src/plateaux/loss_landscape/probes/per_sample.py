@@ -49,7 +49,6 @@ def input_curvature(*, mc_samples: Count = 10, radius: Positive = 1e-3) -> Probe
     The mean over samples of E|(grad(x + h v) - grad(x)) / h|^2 for random signs v, which tends to Tr(H^2) as h tends
     to zero.
     """
-    _check_options(mc_samples, radius)
     return Probe(
         lambda surface: {"": mean_over_draws(input_curvatures(surface, mc_samples=mc_samples, radius=radius))},
         passes=lambda samples: _curvature_passes(mc_samples) * samples,
@@ -61,7 +60,6 @@ def input_curvature(*, mc_samples: Count = 10, radius: Positive = 1e-3) -> Probe
 @probe
 def rank_agreement(*, mc_samples: Count = 10, radius: Positive = 1e-3) -> Probe:
     """Spearman's rank correlation over samples between squared gradient norm and input curvature."""
-    _check_options(mc_samples, radius)
 
     def run(surface: LossSurface) -> Mapping[str, Estimate]:
         norms = squared_gradient_norms(surface).cpu().numpy()
@@ -152,10 +150,3 @@ def _jackknife(leave_one_out: Tensor) -> float:
 
 def _curvature_passes(mc_samples: int) -> float:
     return (mc_samples + 1) * 2 / 3  # forward, and backward to the inputs without gradients of the weights
-
-
-def _check_options(mc_samples: int, radius: float) -> None:
-    if mc_samples < 1 or radius <= 0:
-        raise RecipeError(
-            f"mc_samples = {mc_samples}, radius = {radius:g}: mc_samples must be at least 1 and radius above 0"
-        )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from plateaux.core import tensor_tree
-from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.ranges import Count, NonNegative
 from plateaux.core.registry import probe
 from plateaux.core.stats.estimates import mean_of_independent
@@ -59,11 +58,7 @@ def sam_sharpness(
 
     The standard deviation over points and the largest change are also reported; all values are signed.
     """
-    for name, value, allowed in (("direction", direction, get_args(Direction)), ("form", form, get_args(Form))):
-        if value not in allowed:
-            raise RecipeError(f"There is no {name} {value!r}; {suggest(value, allowed)}")
     signs = (1.0, -1.0) if form == "antithetic" else (1.0,)
-    perturbations.check_options(lengths={"rho": rho}, counts={"directions": directions, "samples": samples})
 
     def run(surface: LossSurface) -> dict[str, Estimate]:
         initial = surface.all_losses()
@@ -128,7 +123,6 @@ def sam_step(
     The point is w + rho g / |g|, or with T = |w| + eta, w + rho T^2 g / |T g| if adaptive. The first-order estimate
     rho |g| or rho |T g| is also reported.
     """
-    perturbations.check_options(lengths={"rho": rho, "eta": eta}, counts={"m": m, "samples": samples})
 
     def run(surface: LossSurface) -> dict[str, Estimate]:
         scale = perturbations.perturbation_scale(surface.origin, adaptive=adaptive, eta=eta)
