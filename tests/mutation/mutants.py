@@ -213,6 +213,9 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('return not tensors or bool(torch.isfinite(torch.stack(torch._foreach_norm(list(tensors)))).all())', 'return not tensors or bool(torch.isfinite(torch.stack(torch._foreach_norm(list(tensors)))).any())'),
     ],
     ("step", "training/loop/gradients.py"): [
+        ('seed = derive_seed(batch.seed, "forward", state.number', 'seed = derive_seed(batch.seed, "forward", 0'),
+        ('outputs, batch = torch.cat([cached[:first], own, cached[first + 1 :]]), batches[0]', 'outputs, batch = torch.cat([cached[: first + 1], own, cached[first + 2 :]]), batches[0]'),
+        ('own = own.float()', 'pass'),
         ('gradient[name].mul_(mask)', 'pass'),
         ('gradient = tensor_tree.scale(gradient, 1.0 / state.scaler.scale)', 'pass'),
         ('sizes = [requests[i].mean_over or max(len(batch), 1)', 'sizes = [max(len(batch), 1)'),
@@ -227,11 +230,6 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('self.params[name].mul_(mask)', 'pass'),
         ('self.loss = self.loss + losses.mean() * share', 'self.loss = self.loss + losses.mean()'),
         ('self.average.add({**self.params, **self.buffers})', 'self.average.add({**self.params})'),
-    ],
-    ("step", "training/loop/forward.py"): [
-        ('seed = derive_seed(batch.seed, "forward", state.number', 'seed = derive_seed(batch.seed, "forward", 0'),
-        ('outputs, batch = torch.cat([cached[:first], own, cached[first + 1 :]]), batches[0]', 'outputs, batch = torch.cat([cached[: first + 1], own, cached[first + 2 :]]), batches[0]'),
-        ('own = own.float()', 'pass'),
     ],
     ("accuracy", "evaluation/metrics/accuracy.py"): [
         ('_count_correct(predictions(logits) == batch.y)', '_count_correct(predictions(logits) != batch.y)'),
