@@ -26,10 +26,16 @@ from plateaux.core.types import Batch, Estimate
 from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.results import MetricResult
-from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.loss_surface import (
+    LossSurface,
+    ProbeBatch,
+    ProbeOptions,
+    make_loss_surface,
+    probe_mode,
+    sample_ids,
+)
 from plateaux.loss_landscape.probe import Probe, get_probes
 from plateaux.loss_landscape.run_probes import ProbeSession, ProgressMeter, probe_landscape
-from plateaux.loss_landscape.session import ProbeBatch, ProbeOptions, make_loss_surface, probe_mode, sample_ids
 from plateaux.storage.digests import check_json_digest
 from plateaux.training.recipe_rules import check
 from plateaux.training.train import train

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from plateaux.core import registry
-from plateaux.core.errors import RecipeError
 from plateaux.core.row_names import row_name
 from plateaux.core.types import Batch, Estimate
 from tests.evaluation.metrics.test_every_metric import evaluate, probabilities, random_logits
@@ -131,11 +130,6 @@ def test_attributes_of_the_metrics() -> None:
     assert not any(metric.percent for metric in metrics.values())
     assert all(metric.definition and metric.min_members == 1 for metric in metrics.values())
     assert "7 equal-width bins" in registry.metric.get("brier_parts")(bins=7).definition
-
-
-def test_zero_bins_are_refused() -> None:
-    with pytest.raises(RecipeError, match="bins = 0; allowed: 1 or more"):
-        registry.metric.get("brier_parts")(bins=0)
 
 
 def test_the_state_stays_small_with_many_classes() -> None:

@@ -6,7 +6,6 @@ All values refer to the mean loss over the samples at the trained weights. None 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,15 +20,11 @@ from plateaux.loss_landscape.lanczos import (
     density,
     eigenpairs,
     mc_standard_error,
-    orthogonalize,
-    orthonormalize,
     quadrature,
     rademacher,
 )
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
-
-Method = Literal["hutchinson", "hutch++"]
 
 PASSES_PER_PRODUCT: dict[Kind, int] = {"hessian": 4, "gauss_newton": 2}
 MATRIX: dict[Kind, str] = {
@@ -50,7 +45,6 @@ def trace(
     *,
     kind: Kind,
     mc_samples: Count = 30,
-    method: Method = "hutchinson",
     layers: bool = False,
     layer: str | None = None,
 ) -> Probe:
@@ -59,15 +53,9 @@ def trace(
     The Gauss-Newton matrix is the positive semidefinite part of the Hessian.
     """
     name = "trace" if kind == "hessian" else "gauss_newton_trace"
-    if method == "hutch++":
-        _require_at_least(3, mc_samples=mc_samples)
-    if layers and method == "hutch++":
-        raise RecipeError('layers = true is not supported by method = "hutch++"; use "hutchinson"')
 
     def run(surface: LossSurface) -> Mapping[str, Estimate]:
         matrix = Curvature(surface, kind=kind, layer=layer)
-        if method == "hutch++":
-            return {"": _estimate(matrix, torch.stack(list(_hutch_plus_plus(matrix, name, mc_samples))))}
         vectors = _random_vectors(matrix, name, mc_samples)
         forms = torch.stack([matrix.product_and_forms(v)[1] for v in vectors])  # [D, G, T]
         positions = matrix.layers() if layers else {}
@@ -77,7 +65,7 @@ def trace(
     return Probe(
         run,
         passes=lambda samples: PASSES_PER_PRODUCT[kind] * mc_samples * samples,
-        definition=f"{MATRIX[kind]}; {method}, {mc_samples} products with vectors of random signs; {DATA_STDERR}, "
+        definition=f"{MATRIX[kind]}; hutchinson, {mc_samples} products with vectors of random signs; {DATA_STDERR}, "
         "for the given draws",
     )
 
@@ -98,7 +86,8 @@ def top(
     The Gauss-Newton matrix has no negative eigenvalues.
     """
     name = "top_eigenvalue" if kind == "hessian" else "gauss_newton_eigenvalue"
-    _require_at_least(k, steps=steps)
+    if steps < k:
+        raise RecipeError(f"steps = {steps}: must be at least {k}, the number of eigenvalues")
 
     def run(surface: LossSurface) -> Mapping[str, Estimate]:
         matrix = Curvature(surface, kind=kind, layer=layer)
@@ -123,7 +112,8 @@ def spectrum(
     *, mc_samples: Count = 4, steps: Count = 30, points: Count = 101, kind: Kind = "hessian", layer: str | None = None
 ) -> Probe:
     """The density of the Hessian's eigenvalues on a grid; the main value is the mean eigenvalue."""
-    _require_at_least(32, points=points)
+    if points < 32:
+        raise RecipeError(f"points = {points}: must be at least 32")
 
     def run(surface: LossSurface) -> Mapping[str, Estimate]:
         matrix = Curvature(surface, kind=kind, layer=layer)
@@ -151,22 +141,6 @@ def spectrum(
     )
 
 
-def _hutch_plus_plus(matrix: Curvature, name: str, mc_samples: int) -> Iterator[Tensor]:
-    """Yield draws of the trace per chunk `[G]` by Hutch++ (Meyer et al. 2021).
-
-    A third of the products finds the space of the largest eigenvalues, and a third the exact trace within it; the
-    others are random draws of the trace outside of it.
-    """
-    third = mc_samples // 3
-    basis = orthonormalize(matrix.product(v) for v in _random_vectors(matrix, f"{name} sketch", third))
-    inside = torch.zeros(len(matrix.chunks), dtype=torch.float64)
-    for row in basis:
-        inside += matrix.product_and_forms(row)[1].sum(-1)
-    for v in _random_vectors(matrix, name, mc_samples - 2 * third):
-        outside = orthogonalize(v, torch.stack(basis)) if basis else v
-        yield inside + matrix.product_and_forms(outside)[1].sum(-1)
-
-
 def _eigenvalue(matrix: Curvature, vector: Tensor) -> tuple[Estimate, float]:
     """Return v . H v as the eigenvalue and the norm of the residual, both from one more product."""
     vector = vector / torch.linalg.vector_norm(vector)
@@ -191,12 +165,6 @@ def _random_vectors(matrix: Curvature, name: str, count: int) -> Iterator[Tensor
 
 def _start_vector(matrix: Curvature, name: str) -> Callable[[int], Tensor]:
     return lambda i: rademacher(matrix.size, matrix.like, matrix.surface.generator(name, i))
-
-
-def _require_at_least(minimum: int, **options: int) -> None:
-    for name, value in options.items():
-        if value < minimum:
-            raise RecipeError(f"{name} = {value}: must be at least {minimum}")
 
 
 def ordinal(rank: int) -> str:

@@ -67,9 +67,10 @@ def rank_agreement(*, mc_samples: Count = 10, radius: Positive = 1e-3) -> Probe:
         estimate = spearman(norms, curvatures.mean(0).numpy())
         if mc_samples == 1:
             return {"": replace(estimate, mc_stderr=None)}
-        means = [_mean_without(curvatures, draw) for draw in range(mc_samples)]
+        means = (curvatures.sum(0) - curvatures) / (mc_samples - 1)  # without each draw
         leave_one_out = torch.tensor([spearman(norms, mean.numpy()).value for mean in means], dtype=torch.float64)
-        return {"": replace(estimate, mc_stderr=_jackknife(leave_one_out))}
+        jackknife = sqrt((mc_samples - 1) * float(leave_one_out.var(correction=0)))
+        return {"": replace(estimate, mc_stderr=jackknife)}
 
     return Probe(
         run,
@@ -138,14 +139,6 @@ def _quantile(values: Tensor, q: float) -> Estimate:
     ranks = torch.tensor([q - step, q, q + step], dtype=torch.float64, device=values.device).clamp(0, 1)
     low, middle, high = values.quantile(ranks).tolist()
     return Estimate(middle, (high - low) / 2 if len(values) > 1 else None)
-
-
-def _mean_without(curvatures: Tensor, draw: int) -> Tensor:
-    return (curvatures.sum(0) - curvatures[draw]) / (len(curvatures) - 1)
-
-
-def _jackknife(leave_one_out: Tensor) -> float:
-    return sqrt((len(leave_one_out) - 1) * float(leave_one_out.var(correction=0)))
 
 
 def _curvature_passes(mc_samples: int) -> float:

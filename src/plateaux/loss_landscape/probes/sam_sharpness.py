@@ -91,12 +91,7 @@ def _sample_point(origin: TensorTree, generator: torch.Generator, direction: Dir
         return noise, 1 / float(tensor_tree.norm(noise))
     if direction == "gaussian":
         return noise, 1.0
-    return {name: _normalize_filters(noise[name], origin[name]) for name in noise}, 1.0
-
-
-def _normalize_filters(direction: Tensor, weights: Tensor) -> Tensor:
-    """Scale every filter to the norm of that filter of the weights; biases and normalization weights do not change."""
-    return torch.zeros_like(direction) if weights.ndim < 2 else perturbations.normalize_filters(direction, weights)
+    return {name: perturbations.normalize_filters(noise[name], origin[name]) for name in noise}, 1.0
 
 
 def _summarize(sample_means: Tensor, point_means: Tensor, largest: Tensor) -> dict[str, Estimate]:

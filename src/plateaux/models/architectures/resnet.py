@@ -44,16 +44,11 @@ def resnet(
     return ResNet(channels(shape), classes, stages=(blocks,) * 3, width=width, shortcut=shortcut)
 
 
-@model
-def resnet18(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
-    """ResNet-18 for 32 px images: the stem is a 3x3 convolution without pooling."""
-    return ResNet(channels(shape), classes, stages=(2, 2, 2, 2), width=width, shortcut="B")
-
-
-@model
-def resnet34(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
-    """ResNet-34 for 32 px images: the stem is a 3x3 convolution without pooling."""
-    return ResNet(channels(shape), classes, stages=(3, 4, 6, 3), width=width, shortcut="B")
+@model("resnet18", stages=(2, 2, 2, 2))
+@model("resnet34", stages=(3, 4, 6, 3))
+def deep_resnet(*, shape: tuple[int, ...], classes: int, stages: tuple[int, ...], width: Size = 64) -> nn.Module:
+    """ResNet for 32 px images with four stages: the stem is a 3x3 convolution without pooling."""
+    return ResNet(channels(shape), classes, stages=stages, width=width, shortcut="B")
 
 
 class ResNet(nn.Module):

@@ -23,8 +23,7 @@ from plateaux.distributed.stop_signal import StopFlag, graceful_shutdown
 from plateaux.loss_landscape.callback import ProbeCallback
 from plateaux.storage.run import Run
 from plateaux.training.jobs import Job
-from plateaux.training.loop.averaged_weights import describe_weights
-from plateaux.training.loop.checkpointer import Checkpointer
+from plateaux.training.loop.checkpointer import Checkpointer, describe_weights
 from plateaux.training.loop.epoch_stats import EpochStats
 from plateaux.training.loop.metric_logger import MetricLogger
 from plateaux.training.loop.offload import offload_to_disk
