@@ -295,11 +295,3 @@ def test_the_state_has_four_bytes_per_sample_and_row() -> None:
 def test_zero_bins_are_refused(name: str) -> None:
     with pytest.raises(RecipeError, match="bins = '0': Input should be greater than or equal to 1"):
         get_metrics([f"{name}(bins=0)"])
-
-
-def test_attributes_of_the_metrics() -> None:
-    metrics = {name: registry.metric.get(name)(bins=7) for name in NAMES}
-    assert {metric.group for metric in metrics.values()} == {"uncertainty"}
-    assert all(metric.percent and metric.min_members == 1 for metric in metrics.values())
-    assert [metric.higher_is_better for metric in metrics.values()] == [False, False, False, None]
-    assert all("7" in metric.definition for metric in metrics.values())

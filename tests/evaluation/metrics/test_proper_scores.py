@@ -123,15 +123,6 @@ def test_the_order_of_members_does_not_matter() -> None:
         assert rows[row_name("member 0", part)] == other[row_name("member 1", part)]
 
 
-def test_attributes_of_the_metrics() -> None:
-    metrics = {name: registry.metric.get(name)() for name in ("nll", "brier", "brier_parts")}
-    assert {metric.group for metric in metrics.values()} == {"uncertainty"}
-    assert [metric.higher_is_better for metric in metrics.values()] == [False, False, None]
-    assert not any(metric.percent for metric in metrics.values())
-    assert all(metric.definition and metric.min_members == 1 for metric in metrics.values())
-    assert "7 equal-width bins" in registry.metric.get("brier_parts")(bins=7).definition
-
-
 def test_the_state_stays_small_with_many_classes() -> None:
     logits, y = torch.randn(2, 8, 1000), torch.zeros(8, dtype=torch.int64)
     sums = registry.metric.get("brier_parts")().update(logits, Batch(y, y, y))

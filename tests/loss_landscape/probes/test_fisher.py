@@ -113,12 +113,11 @@ def test_weights_and_buffers_are_restored_in_training_mode() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in surface.module.state_dict().items())
 
 
-def test_the_logit_method_is_zero_for_normalized_logits() -> None:
+def test_the_norm_is_zero_for_normalized_logits() -> None:
     surface = make_surface(bare(), normalize_logits=True)
     for labels in ("true", "model"):
-        for method in ("jvp", "logit"):
-            result = fisher_rao(labels=labels, method=method).run(surface)  # type: ignore[arg-type]
-            assert result[""].value < 1e-12  # the loss does not depend on the scale of the logits
+        result = fisher_rao(labels=labels).run(surface)  # type: ignore[arg-type]
+        assert result[""].value < 1e-12  # the loss does not depend on the scale of the logits
     assert fisher_trace().run(surface)[""].value > 1e-3
 
 
@@ -181,7 +180,6 @@ def test_labels_can_be_class_probabilities() -> None:
 
 def test_the_declared_number_of_passes() -> None:
     assert fisher_rao().passes(30) == 30
-    assert fisher_rao(method="logit").passes(30) == pytest.approx(10)
     assert fisher_trace().passes(30) == 30
 
 

@@ -86,7 +86,7 @@ class GradientComputer:
         `cached` are outputs of all members without gradients; the rows of `positions` are replaced by live ones.
         """
         states = [self.states[i] for i in positions]
-        own = self._map_members(states, batches)
+        own = self.executor.map_members(self.objective.output, self._members(states, batches), batches)
         if own.dtype in (torch.bfloat16, torch.float16):
             own = own.float()  # half precision is enough for a layer, but not for the sum in a loss
         if not self.is_joint:
@@ -104,17 +104,17 @@ class GradientComputer:
             first = self.executor.local_members(len(outputs)).start if self.first_row is None else self.first_row
         return self.objective.loss(outputs, batch), own, list(range(first, first + len(states)))
 
-    def _map_members(self, states: Sequence[TrainState], batches: Sequence[Batch]) -> Tensor:
-        """Return the outputs of members, each with its own random state and in the precision of the step."""
-        modules = []
+    def _members(self, states: Sequence[TrainState], batches: Sequence[Batch]) -> list[MemberModule]:
+        """Return members whose forward passes have their own random states and the precision of the step."""
+        members = []
         for state, batch in zip(states, batches, strict=True):
             # Processes that share a batch must not all drop the same units. Do not change the offset: it is in a seed.
             offset = (self.executor.data_rank << 20) // self.executor.data_size
             seed = derive_seed(batch.seed, "forward", state.number, *([offset] if offset else []))
             forward = partial(_forward_context, seed, self.options)
             network, kind = state.call or state.module, state.architecture
-            modules.append(MemberModule(network, forward=forward, own=state.params, buffers=state.buffers, kind=kind))
-        return self.executor.map_members(self.objective.output, modules, batches)
+            members.append(MemberModule(network, forward=forward, own=state.params, buffers=state.buffers, kind=kind))
+        return members
 
     def gather(self, own: Tensor | None, batch: Batch) -> tuple[Tensor, Batch]:
         """Return the outputs of all members, labeled samples first, and the batch that they belong to.
@@ -187,7 +187,7 @@ class GradientComputer:
 
         Members that are offloaded to disk are in memory one at a time, so a joint loss needs the outputs of the others.
         """
-        outputs: list[list[Tensor]] = []
+        outputs, output = list[list[Tensor]](), self.objective.output
         for i, request in requests.items():
             state = self.states[i]
             batch = take_rows(self.batches[i], request.rows)
@@ -197,7 +197,9 @@ class GradientComputer:
                 at_params(state.params, request.at),
                 preserve_buffers(state.buffers),
             ):
-                outputs.append([self._map_members([state], [part]) for part in parts])
+                outputs.append(
+                    [self.executor.map_members(output, self._members([state], [part]), [part]) for part in parts]
+                )
         return [torch.cat(rows) for rows in zip(*outputs, strict=True)]
 
 
