@@ -13,8 +13,8 @@ from _common import Results, at_most, parse_flags
 from torch import Tensor
 
 from plateaux.core.errors import DataError
+from plateaux.core.registry import dataset
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, corrupt
-from plateaux.data.datasets.cifar import cifar10
 
 IMAGES = 10_000
 LIMIT, QUICK_LIMIT = at_most(10.0), at_most(40.0)  # seconds
@@ -23,7 +23,7 @@ LIMIT, QUICK_LIMIT = at_most(10.0), at_most(40.0)  # seconds
 def load_images(count: int) -> tuple[Tensor, str]:
     """Return images, and where they come from."""
     try:
-        x, _ = cifar10().test.fetch(torch.arange(count))
+        x, _ = dataset.get("cifar10")().test.fetch(torch.arange(count))
         assert isinstance(x, Tensor)
         return x, "CIFAR-10"
     except DataError:

@@ -22,7 +22,7 @@ from _common import Results, at_most, parse_flags, write_images
 from safetensors.torch import save_file
 
 import plateaux
-from plateaux.models.architectures.resnet import resnet18
+from plateaux.core.registry import model
 from plateaux.storage import digests, run, store
 
 TIMED = ("digest_bytes", "digest_file", "check_digest", "with_json_digest", "check_json_digest", "embed_digest")
@@ -82,7 +82,7 @@ def evaluation(timer: Timer, folder: Path, quick: bool) -> list[tuple[float, flo
     for number in range(5):
         torch.manual_seed(number)
         files.append(folder / f"{number}.safetensors")
-        save_file(resnet18(shape=(3, 32, 32), classes=10, width=width).state_dict(), files[-1])
+        save_file(model.get("resnet18")(shape=(3, 32, 32), classes=10, width=width).state_dict(), files[-1])
     out = folder / "run"
     plateaux.import_weights(out, recipe(images, width, 5), [str(file) for file in files])
     results = []

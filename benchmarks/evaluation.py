@@ -30,12 +30,12 @@ from member_memory import peak_memory
 import plateaux
 from plateaux.core.member import MemberModule
 from plateaux.core.outputs import logits
+from plateaux.core.registry import model
 from plateaux.core.runtime import configure_runtime
 from plateaux.core.types import Batch
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.metric_loop import BatchOutputs, accumulate, run_members
 from plateaux.evaluation.metric_specs import get_metrics
-from plateaux.models.architectures.resnet import resnet18
 
 PARTS = ("forward", "cached", "memory", "memory_1000")
 BATCH = 250
@@ -45,7 +45,7 @@ MEMBERS = 2  # of the synthetic logits
 def measure_forward(results: Results, samples: int, width: int) -> None:
     """Compare the time of an evaluation with that of bare forward passes."""
     configure_runtime()
-    nets = [resnet18(shape=(3, 32, 32), classes=10, width=width).eval() for _ in range(5)]
+    nets = [model.get("resnet18")(shape=(3, 32, 32), classes=10, width=width).eval() for _ in range(5)]
     for net in nets:
         net.to(memory_format=torch.channels_last)
         net(_images(0, 8).x)  # torch selects kernels at the first call

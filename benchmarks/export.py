@@ -23,7 +23,7 @@ from plateaux.ensembles.answers import AnswerSettings
 from plateaux.ensembles.conformal import Conformal
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.ensembles.temperature import Temperatures
-from plateaux.models.architectures.resnet import resnet8, resnet20
+from plateaux.models.architectures.resnet import resnet
 from plateaux.models.backbone import Backbone, BackboneWithHead, build_head
 
 PARTS = ("members", "heads")
@@ -39,7 +39,7 @@ def settings(members: int) -> AnswerSettings:
 
 
 def network(quick: bool) -> nn.Module:
-    return resnet8(shape=SHAPE, classes=10, width=4) if quick else resnet20(shape=SHAPE, classes=10)
+    return resnet(depth=8, shape=SHAPE, classes=10, width=4) if quick else resnet(depth=20, shape=SHAPE, classes=10)
 
 
 def images(count: int) -> dict[str, np.ndarray[Any, Any]]:

@@ -11,8 +11,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from plateaux.core.registry import dataset
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, corrupt
-from plateaux.data.datasets.cifar import cifar10
 
 PICTURE = Path(__file__).parent / "images" / "corruptions.png"
 # The number of a test image, and the corruptions shown on it.
@@ -28,7 +28,7 @@ SCALE, GAP, NAMES, HEAD, LETTERS = 3, 4, 172, 28, 17
 
 def main() -> None:
     """Read the test images, corrupt some, and write the picture."""
-    source = cifar10().test
+    source = dataset.get("cifar10")().test
     cell = 32 * SCALE + GAP
     rows = sum(len(names) for names in GROUPS.values())
     sheet = Image.new("RGB", (NAMES + 6 * cell, HEAD + rows * cell), "white")

@@ -264,3 +264,49 @@ def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
         return real(*args, **options)
 
     monkeypatch.setattr(trainer, "step", counted)
+
+
+BLOBS = """
+members = 2
+[data]
+name = "blobs"
+samples = 48
+test_samples = 12
+batch_size = 16
+[model]
+name = "mlp"
+hidden_sizes = [6]
+[optimizer]
+lr = 0.1
+[train]
+epochs = 4
+[executor]
+threads = 1
+[run]
+log_every = 1
+"""
+
+
+OBJECTS = Recipe.parse("""
+members = 2
+[data]
+name = "given"
+batch_size = 16
+[model]
+name = "given"
+[train]
+epochs = 1
+[executor]
+threads = 1
+""")
+"""A recipe whose data and model are passed as objects."""
+
+
+def blobs(*changes: str) -> Recipe:
+    """Return a recipe that trains two tiny perceptrons within a second, with `a.b=c` changes."""
+    return Recipe.parse(BLOBS, changes)
+
+
+def weight_files(run: Run) -> list[bytes]:
+    """Return the content of the weights files of all members."""
+    return [run.store.get(f"members/{n}/weights.safetensors") for n in range(run.recipe.members)]

@@ -9,6 +9,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 
+def tokens(vocabulary: int, count: int = 4, *, length: int = 12) -> dict[str, Tensor]:
+    """Return pairs of sentences of different lengths."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(4, vocabulary, (count, length), generator=generator)
+    place, ends = torch.arange(length), torch.arange(count)[:, None] % 4 + 8
+    mask = (place < ends).long()
+    return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": (place >= 4).long() * mask}
+
+
 def check_padding(network: nn.Module, x: Mapping[str, Tensor], *, length: int) -> None:
     """Check that padding does not change the output. The first sample has `length` tokens."""
     assert int(x["attention_mask"][0].sum()) == length < x["attention_mask"].shape[1]

@@ -13,26 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import OBJECTS
 from torch import Tensor, nn
 
 import plateaux
-from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, PlateauxError
 from plateaux.data.samples import sample_ids
 from plateaux.data.sources import DataSplits, from_dataset
 
-RECIPE = Recipe.parse("""
-members = 2
-[data]
-name = "given"
-batch_size = 16
-[model]
-name = "given"
-[train]
-epochs = 1
-[executor]
-threads = 1
-""")
 N = 100
 SAMPLED = set(sample_ids(N, 32).tolist()) | set(sample_ids(N, 16).tolist())
 HIDDEN = next(i for i in range(N) if i not in SAMPLED)  # an index that no check reads before training
@@ -95,7 +83,7 @@ def network(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def train(out: Path, data: DataSplits, workers: int = 0) -> Any:
-    return plateaux.train(RECIPE.replaced(data={"num_workers": workers}), out, data=data, model=network)
+    return plateaux.train(OBJECTS.replaced(data={"num_workers": workers}), out, data=data, model=network)
 
 
 def fail(x: Tensor, y: int) -> Any:

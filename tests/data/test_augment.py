@@ -224,8 +224,6 @@ def test_unsupported_inputs_and_options_are_rejected() -> None:
         mixup_cutmix(
             tokens, tokens[:, 0], tokens, tokens[:, 0], torch.arange(3), seed=0, classes=2, augment=Augment(mixup=1)
         )
-    with pytest.raises(RecipeError, match=r"augment\.crop = -1"):
-        Augment(crop=-1)
 
 
 def test_the_padding_of_a_crop_has_the_fill_value() -> None:
@@ -277,7 +275,6 @@ def test_areas_and_ratios_of_resized_crops_have_their_distribution() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"crop_fill": 256}, "from 0 to 255"),
         ({"resized_crop": (0.5, 0.2)}, "smallest and the largest area"),
         ({"resized_crop": (0.0, 1.0)}, "smallest and the largest area"),
         ({"resized_crop": (0.5, 1.0), "crop": 4}, "Use one of them"),

@@ -30,7 +30,7 @@ from plateaux.ensembles.answers import AnswerSettings
 from plateaux.ensembles.conformal import Conformal
 from plateaux.ensembles.ensemble import Ensemble
 from plateaux.ensembles.temperature import Temperatures
-from plateaux.models.architectures.resnet import resnet8
+from plateaux.models.architectures.resnet import resnet
 from plateaux.models.architectures.small import mlp
 from plateaux.models.backbone import Backbone, BackboneWithHead, build_head
 from plateaux.prediction.load import ModuleBackend
@@ -64,7 +64,7 @@ def ensemble(name: str) -> Ensemble:
     if name == "mlp":
         members: list[nn.Module] = [mlp(shape=SHAPE, classes=5, hidden_sizes=(8,)) for _ in range(3)]
         return Ensemble(members, mean=(0.5,) * 3, std=(0.2,) * 3)
-    backbone = Backbone(resnet8(shape=SHAPE, classes=5, width=4), "features", shape=SHAPE)
+    backbone = Backbone(resnet(depth=8, shape=SHAPE, classes=5, width=4), "features", shape=SHAPE)
     if name == "different heads":
         return Ensemble([*heads("mlp", 2, backbone), *heads("linear", 1, backbone)])
     return Ensemble(heads(name.split()[0], 6, backbone), mean=(0.5,) * 3, std=(0.2,) * 3)

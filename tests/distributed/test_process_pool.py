@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import blobs, weight_files
 from killable import BY_WORKERS, RECIPE
 
 from plateaux.config.components import Components
@@ -25,32 +26,7 @@ from plateaux.storage.run import Run
 from plateaux.training.train import train
 
 ALLOWED = Components(trust=("killable",))
-SMALL = """
-members = 3
-[data]
-name = "blobs"
-samples = 48
-test_samples = 12
-batch_size = 16
-[model]
-name = "mlp"
-hidden_sizes = [8]
-[method]
-name = "sam"
-[optimizer]
-lr = 0.1
-momentum = 0.9
-[train]
-epochs = 3
-[executor]
-threads = 1
-[run]
-log_every = 1
-"""
-
-
-def weights(run: Run) -> list[bytes]:
-    return [run.store.get(f"members/{n}/weights.safetensors") for n in range(run.recipe.members)]
+SMALL = ("members=3", "model.hidden_sizes=[8]", "method.name=sam", "optimizer.momentum=0.9", "train.epochs=3")
 
 
 def run_job(job: str, progress: Progress, *, device: str | None = None, processes: int = 1) -> None:
@@ -169,12 +145,12 @@ def test_two_processes_train_the_same_weights_as_one_with_loader_workers(tmp_pat
     recipe = Recipe.parse(RECIPE.format(data=BY_WORKERS, epochs=1))
     queue = train(recipe, tmp_path / "queue", **ALLOWED.keywords())
     pool = train(recipe.replaced(executor={"processes": 2}), tmp_path / "pool", **ALLOWED.keywords())
-    assert weights(pool) == weights(queue)
+    assert weight_files(pool) == weight_files(queue)
     assert [pool.log(n) for n in range(3)] == [queue.log(n) for n in range(3)]
 
 
 def test_a_killed_worker_is_replaced_and_weights_are_bit_identical(tmp_path: Path) -> None:
-    recipe = Recipe.parse(SMALL, ["executor.processes=2", "train.epochs=10"])
+    recipe = blobs(*SMALL, "executor.processes=2", "train.epochs=10")
     messages: list[str] = []
     killed: list[int] = []
 
@@ -188,12 +164,12 @@ def test_a_killed_worker_is_replaced_and_weights_are_bit_identical(tmp_path: Pat
     assert killed
     assert any("died; planning the remaining jobs again" in line for line in messages)
     queue = train(recipe.replaced(executor={"processes": 1}), tmp_path / "queue")
-    assert weights(pool) == weights(queue)
+    assert weight_files(pool) == weight_files(queue)
     assert not workers()
 
 
 def test_a_stopped_pool_leaves_checkpoints(tmp_path: Path) -> None:
-    recipe = Recipe.parse(SMALL, ["executor.processes=2", "train.epochs=3000", "members=2"])
+    recipe = blobs(*SMALL, "executor.processes=2", "train.epochs=3000", "members=2")
 
     def stop(event: ProgressEvent) -> None:
         if isinstance(event, MemberUpdate) and (event.completed_epoch or 0) >= 2:

@@ -20,7 +20,7 @@ from torch import Tensor
 from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.types import Estimate, derive_seed
 from plateaux.ensembles.conformal import KINDS, Conformal, Kind, coverage, fit, mean_size
-from plateaux.models.architectures.resnet import resnet20
+from plateaux.models.architectures.resnet import resnet
 from plateaux.models.surgery import load_weights
 
 DATA = Path(os.environ.get("PLATEAUX_DATA", "/nonexistent"))
@@ -45,7 +45,7 @@ def cifar() -> tuple[Tensor, Tensor, Tensor]:
     rows = torch.from_numpy(np.fromfile(TEST_BATCH, dtype=np.uint8, count=2000 * 3073)).view(2000, 3073)
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     x = (rows[:, 1:].view(-1, 3, 32, 32) / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
-    net = resnet20(shape=(3, 32, 32), classes=10).eval()
+    net = resnet(depth=20, shape=(3, 32, 32), classes=10).eval()
     load_weights(net, WEIGHTS, prefix="resnet20")
     with torch.no_grad():
         logits = torch.cat([net(part) for part in x.split(500)])

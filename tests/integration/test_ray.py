@@ -43,7 +43,7 @@ from plateaux.core.runtime import configure_runtime
 from plateaux.distributed.executors.ray import RayExecutor
 from plateaux.distributed.executors.ray import ray as on_ray
 from plateaux.distributed.ray_worker import RayWorker
-from plateaux.models.architectures.resnet import resnet8
+from plateaux.models.architectures.resnet import resnet
 from plateaux.storage.run import Run
 from plateaux.studies.result_rows import read_results
 from plateaux.studies.runner import StudyRunner
@@ -547,7 +547,7 @@ def test_a_worker_reuses_the_memory_of_a_step(nodes: Nodes) -> None:
 def fault(job: Any, progress: Any, *, device: str | None = None, processes: int = 1) -> None:
     """Tell how many pages each of some passes asks of the system, and among how many arenas memory is divided."""
     configure_runtime(threads=1)
-    net = resnet8(shape=(3, 32, 32), classes=10, width=16).to(memory_format=torch.channels_last)
+    net = resnet(depth=8, shape=(3, 32, 32), classes=10, width=16).to(memory_format=torch.channels_last)
     x = torch.randn(128, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     counts = list[int]()
     for _ in range(25):

@@ -12,8 +12,8 @@ import torch
 from cases import distance, weights
 from reference.gradient_norms import gradient_norms
 from safetensors.torch import load_file, save_file
-from token_networks import check_padding, check_vmap
-from torch import Tensor, nn
+from token_networks import check_padding, check_vmap, tokens
+from torch import nn
 
 import plateaux
 from plateaux.config.recipe import Recipe
@@ -40,15 +40,6 @@ def net(*, seed: int = 0, **options: Any) -> nn.Module:
         return albert(shape=(12,), classes=2, **{**SMALL, **options})
 
 
-def tokens(count: int = 4, *, length: int = 12) -> dict[str, Tensor]:
-    """Return pairs of sentences of different lengths."""
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(4, 24, (count, length), generator=generator)
-    place, ends = torch.arange(length), torch.arange(count)[:, None] % 4 + 8
-    mask = (place < ends).long()
-    return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": (place >= 4).long() * mask}
-
-
 def transformers_model(**options: Any) -> Any:
     library = pytest.importorskip("transformers")
     config = library.AlbertConfig(
@@ -65,7 +56,7 @@ def test_its_logits_equal_those_of_transformers(attention: str) -> None:
         nn.init.normal_(param, std=0.3, generator=torch.Generator().manual_seed(param.numel()))
     other.load_state_dict(one.state_dict(), strict=True)
     with torch.no_grad():
-        expected, found = other(**tokens()).logits, one(**tokens())
+        expected, found = other(**tokens(24)).logits, one(**tokens(24))
     assert found.std() > 0.1
     if attention == "eager":
         assert torch.equal(found, expected)
@@ -90,16 +81,16 @@ def test_the_default_is_albert_base_v2() -> None:
 
 
 def test_padding_does_not_change_the_output() -> None:
-    check_padding(net().eval(), tokens(), length=8)
+    check_padding(net().eval(), tokens(24), length=8)
 
 
 def test_vmap_over_weights_and_batches_equals_a_loop() -> None:
-    check_vmap([net(seed=seed) for seed in (0, 1)], tokens())
+    check_vmap([net(seed=seed) for seed in (0, 1)], tokens(24))
 
 
 def test_per_sample_scores_add_the_gradients_of_a_layer_that_is_applied_three_times() -> None:
     one = net(classifier_dropout=0.0).eval()
-    batch = Batch(tokens(), torch.arange(4) % 2, torch.arange(4))
+    batch = Batch(tokens(24), torch.arange(4) % 2, torch.arange(4))
     torch.testing.assert_close(squared_norms(MemberModule(one), batch), gradient_norms(one, batch), rtol=1e-4, atol=0)
 
 
@@ -167,7 +158,7 @@ def test_full_fine_tuning_trains_stores_and_loads_the_shared_layer_once(root: Pa
     member: Any = plateaux.load_predictor(run).ensemble.members[0]
     (layer,) = [part for part in member.modules() if type(part).__name__ == "AlbertLayer"]
     with torch.no_grad():
-        embedded = member.albert.embeddings(tokens()["input_ids"])
+        embedded = member.albert.embeddings(tokens(24)["input_ids"])
         hidden = member.albert.encoder.embedding_hidden_mapping_in(embedded)
         for _ in range(3):
             hidden = layer(hidden)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import plateaux
 from plateaux.cli.main import app
-from plateaux.core.errors import RecipeError
+from plateaux.core.errors import PlateauxError, RecipeError
 from plateaux.core.imports import optional_import
 from plateaux.integrations.huggingface_weights import check_class_order, class_names, read_folder_weights
 
@@ -136,7 +136,7 @@ def test_an_index_names_only_files_of_its_folder(index: str, tmp_path: Path) -> 
     (tmp_path / "folder").mkdir()
     network().save_pretrained(tmp_path)
     (tmp_path / "folder" / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(RecipeError, match=r"save the model again|copy the complete folder"):
+    with pytest.raises(PlateauxError, match=r"[Ss]ave the model again|copy the complete folder"):
         read_folder_weights(tmp_path / "folder")
 
 

@@ -15,7 +15,7 @@ from laws.test_interrupted import train_with_interruption
 from reference.gradient_norms import gradient_norms
 from safetensors import safe_open
 from safetensors.torch import save_file
-from token_networks import check_padding, check_vmap
+from token_networks import check_padding, check_vmap, tokens
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -42,15 +42,6 @@ def net(*, seed: int = 0, **options: Any) -> nn.Module:
         return minilm(shape=(12,), classes=2, **{**SMALL, **options})
 
 
-def tokens(count: int = 4, *, length: int = 12) -> dict[str, Tensor]:
-    """Return pairs of sentences of different lengths."""
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(4, 20, (count, length), generator=generator)
-    place, ends = torch.arange(length), torch.arange(count)[:, None] % 4 + 8
-    mask = (place < ends).long()
-    return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": (place >= 4).long() * mask}
-
-
 def test_its_tokens_equal_those_of_transformers() -> None:
     one = net(pool="mean").eval()
     library = optional_import("transformers", extra="text")
@@ -60,7 +51,7 @@ def test_its_tokens_equal_those_of_transformers() -> None:
     )  # fmt: skip
     bert = library.BertModel(config, add_pooling_layer=False).eval()
     bert.load_state_dict({n: t for n, t in one.state_dict().items() if not n.startswith("head.")}, strict=True)
-    x = tokens()
+    x = tokens(20)
     with torch.no_grad():
         hidden, mask = bert(**x).last_hidden_state, x["attention_mask"]
         pooled = torch.stack([hidden[row][mask[row] == 1].mean(0) for row in range(4)])
@@ -68,7 +59,7 @@ def test_its_tokens_equal_those_of_transformers() -> None:
 
 
 def test_a_pair_is_encoded_by_the_difference_and_product_of_its_means() -> None:
-    one, x = net().eval(), tokens()
+    one, x = net().eval(), tokens(20)
     activations: list[Tensor] = []
     one.encoder.register_forward_hook(lambda _, __, out: activations.append(out[0]))  # type: ignore[union-attr]
     with torch.no_grad():
@@ -83,15 +74,15 @@ def test_a_pair_is_encoded_by_the_difference_and_product_of_its_means() -> None:
 
 @pytest.mark.parametrize("pool", ["pair", "mean"])
 def test_padding_does_not_change_the_output(pool: str) -> None:
-    check_padding(net(pool=pool).eval(), tokens(), length=8)
+    check_padding(net(pool=pool).eval(), tokens(20), length=8)
 
 
 def test_vmap_over_weights_and_batches_equals_a_loop() -> None:
-    check_vmap([net(seed=seed) for seed in (0, 1)], tokens())
+    check_vmap([net(seed=seed) for seed in (0, 1)], tokens(20))
 
 
 def test_adapters_start_at_the_base_merge_into_it_and_support_per_sample_scores() -> None:
-    one, x = net().eval(), tokens()
+    one, x = net().eval(), tokens(20)
     start = one(**x)
     add_lora(one, rank=4, alpha=8.0, target_modules=["*.query", "*.value"])
     assert torch.equal(one(**x), start)

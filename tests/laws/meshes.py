@@ -168,13 +168,13 @@ def broken(sabotage: str) -> Iterator[None]:
             yield
         return
     from plateaux.distributed.executors import mesh
-    from plateaux.training.loop.forward import ForwardPass
+    from plateaux.training.loop.gradients import GradientComputer
 
-    gather, losses = mesh._gather, ForwardPass.losses
+    gather, losses = mesh._gather, GradientComputer.losses
     if sabotage == "others live":
         mesh._gather = _differentiable_gather  # type: ignore[assignment]
     elif sabotage == "own rows only":
-        ForwardPass.losses = _only_mine(losses)  # type: ignore[method-assign]
+        GradientComputer.losses = _only_mine(losses)  # type: ignore[method-assign]
     elif sabotage == "own row detached":
         mesh._gather = lambda mine, *args, **kw: _half_detached(gather(mine, *args, **kw), mine)  # type: ignore
     else:
@@ -182,7 +182,7 @@ def broken(sabotage: str) -> Iterator[None]:
     try:
         yield
     finally:
-        mesh._gather, ForwardPass.losses = gather, losses  # type: ignore[method-assign]
+        mesh._gather, GradientComputer.losses = gather, losses  # type: ignore[method-assign]
 
 
 @contextmanager

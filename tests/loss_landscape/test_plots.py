@@ -190,7 +190,7 @@ def test_the_error_without_matplotlib_says_how_to_install_it(monkeypatch: pytest
 
     monkeypatch.setattr(builtins, "__import__", import_without_matplotlib)
     with pytest.raises(RecipeError, match="pip install"):
-        plots.check_matplotlib()
+        plots.figure_style()
 
 
 # Plots of a run.

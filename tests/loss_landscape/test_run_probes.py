@@ -26,10 +26,16 @@ from plateaux.core.types import Batch, Estimate
 from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.results import MetricResult
-from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.loss_surface import (
+    LossSurface,
+    ProbeBatch,
+    ProbeOptions,
+    make_loss_surface,
+    probe_mode,
+    sample_ids,
+)
 from plateaux.loss_landscape.probe import Probe, get_probes
 from plateaux.loss_landscape.run_probes import ProbeSession, ProgressMeter, probe_landscape
-from plateaux.loss_landscape.session import ProbeBatch, ProbeOptions, make_loss_surface, probe_mode, sample_ids
 from plateaux.storage.digests import check_json_digest
 from plateaux.training.recipe_rules import check
 from plateaux.training.train import train
@@ -66,6 +72,33 @@ def test_a_probe_is_selected_by_name_and_options() -> None:
     ):
         with pytest.raises(RecipeError, match=message):
             get_probes([spec], trust=("toy_probes",))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {"radius": value}) for name in ("worst_l2", "average_linf") for value in (-0.1, "nan", "inf")),
+        *(("worst_linf", {name: 0}) for name in ("m", "steps", "restarts", "samples")),
+        *(("average_l2", {name: 0}) for name in ("m", "mc_samples", "samples")),
+        *((name, {"eta": -1}) for name in ("worst_linf", "average_l2", "sam_step")),
+        *((name, {"rho": value}) for name in ("sam_sharpness", "sam_step") for value in (-0.1, "inf")),
+        *((name, {option: 0}) for name in ("input_curvature", "rank_agreement") for option in ("mc_samples", "radius")),
+        ("sam_sharpness", {"directions": 0}),
+        ("sam_sharpness", {"direction": "spher"}),
+        ("sam_sharpness", {"form": "papr"}),
+        ("sam_step", {"m": 0}),
+        ("trace", {"mc_samples": 0}),
+        ("top_eigenvalue", {"k": 0}),
+        ("spectrum", {"steps": 0}),
+        ("relative_flatness", {"mc_samples": 0}),
+        ("worst_l2", {"preset": "sharpbalanc"}),
+        ("worst_l2", {"norm": "linf"}),
+    ],
+)
+def test_options_of_probes_out_of_range_are_refused(name: str, options: dict[str, Any]) -> None:
+    ((option, value),) = options.items()
+    with pytest.raises(RecipeError, match=rf"\[{name}\] (has no key '{option}'|{option} = '{value}': Input should be)"):
+        get_probes([f"{name}({option}={value})"])
 
 
 def test_a_factory_that_returns_no_probe_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

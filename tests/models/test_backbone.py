@@ -19,7 +19,7 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.member import pruning_masks
 from plateaux.data.sources import from_tensors
 from plateaux.ensembles.ensemble import Ensemble
-from plateaux.models.architectures.resnet import resnet8
+from plateaux.models.architectures.resnet import resnet
 from plateaux.models.architectures.small import cnn, mlp
 from plateaux.models.architectures.vit import vit
 from plateaux.models.backbone import (
@@ -43,7 +43,7 @@ GIVEN = Components(data=DATA)
 
 NETS: dict[str, Any] = {
     "cnn": lambda: cnn(shape=SHAPE, classes=5, channels=(4, 6), norm="batch"),
-    "resnet8": lambda: resnet8(shape=SHAPE, classes=5, width=4),
+    "resnet8": lambda: resnet(depth=8, shape=SHAPE, classes=5, width=4),
     "vit": lambda: vit(shape=SHAPE, classes=5, patch_size=8, width=8, depth=2, heads=2),
     "mlp": lambda: mlp(shape=SHAPE, classes=5, hidden_sizes=(7, 6)),
 }
@@ -79,7 +79,7 @@ def test_the_own_head_of_features_equals_the_network_of_images(name: str, layer:
 
 
 def test_the_own_head_keeps_its_parameter_names() -> None:
-    whole = resnet8(shape=SHAPE, classes=5, width=4)
+    whole = resnet(depth=8, shape=SHAPE, classes=5, width=4)
     after = own_head(whole, "layer2", SHAPE)
     assert {name for name, _ in after.named_parameters()} == {
         name for name, _ in whole.named_parameters() if name.startswith(("layer3", "linear"))
@@ -160,7 +160,7 @@ def test_a_split_inside_a_submodule_is_supported() -> None:
 
 def test_invalid_splits_are_rejected_with_the_available_submodules() -> None:
     with pytest.raises(RecipeError, match="did you mean 'layer2'"):
-        split_module(resnet8(shape=SHAPE, classes=5, width=4), "layer_2", SHAPE)
+        split_module(resnet(depth=8, shape=SHAPE, classes=5, width=4), "layer_2", SHAPE)
     with pytest.raises(RecipeError, match="allowed: features, never"):
         split_module(Odd(), "xyz", (4,))
     with pytest.raises(RecipeError, match=r"does not end in one\. Name the submodule to split after: one, two"):

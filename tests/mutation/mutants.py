@@ -173,7 +173,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('1.0 / self.count)', '1.0 / (self.count + 1))'),
         ('return tensor.is_floating_point() or tensor.is_complex()', 'return True'),
     ],
-    ("averaging", "training/loop/averaged_weights.py"): [
+    ("averaging", "training/loop/checkpointer.py"): [
         ('        update_bn(state.module, batches(), forward)\n', ''),
         ('tensor_tree.write(state.buffers, {**state.buffers, **average.tree})', 'pass'),
     ],
@@ -213,6 +213,9 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('return not tensors or bool(torch.isfinite(torch.stack(torch._foreach_norm(list(tensors)))).all())', 'return not tensors or bool(torch.isfinite(torch.stack(torch._foreach_norm(list(tensors)))).any())'),
     ],
     ("step", "training/loop/gradients.py"): [
+        ('seed = derive_seed(batch.seed, "forward", state.number', 'seed = derive_seed(batch.seed, "forward", 0'),
+        ('outputs, batch = torch.cat([cached[:first], own, cached[first + 1 :]]), batches[0]', 'outputs, batch = torch.cat([cached[: first + 1], own, cached[first + 2 :]]), batches[0]'),
+        ('own = own.float()', 'pass'),
         ('gradient[name].mul_(mask)', 'pass'),
         ('gradient = tensor_tree.scale(gradient, 1.0 / state.scaler.scale)', 'pass'),
         ('sizes = [requests[i].mean_over or max(len(batch), 1)', 'sizes = [max(len(batch), 1)'),
@@ -227,11 +230,6 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('self.params[name].mul_(mask)', 'pass'),
         ('self.loss = self.loss + losses.mean() * share', 'self.loss = self.loss + losses.mean()'),
         ('self.average.add({**self.params, **self.buffers})', 'self.average.add({**self.params})'),
-    ],
-    ("step", "training/loop/forward.py"): [
-        ('seed = derive_seed(batch.seed, "forward", state.number', 'seed = derive_seed(batch.seed, "forward", 0'),
-        ('outputs, batch = torch.cat([cached[:first], own, cached[first + 1 :]]), batches[0]', 'outputs, batch = torch.cat([cached[: first + 1], own, cached[first + 2 :]]), batches[0]'),
-        ('own = own.float()', 'pass'),
     ],
     ("accuracy", "evaluation/metrics/accuracy.py"): [
         ('_count_correct(predictions(logits) == batch.y)', '_count_correct(predictions(logits) != batch.y)'),
@@ -313,7 +311,6 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("intervals", "core/stats/intervals.py"): [
         ('error = float(numbers.std(ddof=1)) / math.sqrt(count)', 'error = float(numbers.std()) / math.sqrt(count)'),
-        ('math.sqrt((1 + math.tanh(z) ** 2 / 2) / (count - 3))', 'math.sqrt(1 / (count - 3))'),
         ('error = math.sqrt(float((residuals**2).sum()) / (count - 2) / spread)', 'error = math.sqrt(float((residuals**2).sum()) / (count - 1) / spread)'),
         ('t_quantile(1 - (1 - level) / 2 / simultaneous, freedom)', 't_quantile(1 - (1 - level) / 2, freedom)'),
     ],
@@ -438,14 +435,12 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('return noise, 1 / float(tensor_tree.norm(noise))', 'return noise, 1.0'),
         ('sums / len(means), torch.stack', 'sums / directions, torch.stack'),
         ('float(point_means.mean(1).std()) / len(point_means) ** 0.5', 'float(point_means.flatten().std()) / point_means.numel() ** 0.5'),
-        ('return torch.zeros_like(direction) if weights.ndim < 2 else', 'return direction if weights.ndim < 2 else'),
         ('perturbations.perturb(surface, direction, scale=scale, times=rho / norm)', 'perturbations.perturb(surface, direction, times=rho / norm)'),
         ('largest = change if not means or change.mean() > max(means) else largest', 'largest = change'),
     ],
     ("fisher", "loss_landscape/probes/fisher.py"): [
         ('return Estimate(root, None if square.stderr is None or root == 0 else square.stderr / (2 * root))', 'return Estimate(root, square.stderr)'),
         ('return (log_p.exp() * slopes.square()).sum(-1)', 'return slopes.square().mean(-1)'),
-        ('change = degree * logits', 'change = logits'),
     ],
     ("relative flatness", "loss_landscape/probes/relative_flatness.py"): [
         ('distances = squares + squares[top, None] - 2 * center @ weight.T', 'distances = squares + squares[top, None] - center @ weight.T'),
@@ -457,7 +452,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("per sample", "loss_landscape/probes/per_sample.py"): [
         ('return torch.stack(rows) / radius**2', 'return torch.stack(rows) / radius'),
         ('return tensor + radius * (2 * signs - 1)', 'return tensor + radius * signs'),
-        ('return sqrt((len(leave_one_out) - 1) * float(leave_one_out.var(correction=0)))', 'return sqrt(float(leave_one_out.var(correction=0)))'),
+        ('sqrt((mc_samples - 1) * float(leave_one_out.var(correction=0)))', 'sqrt(float(leave_one_out.var(correction=0)))'),
         ('step = (q * (1 - q) / len(values)) ** 0.5', 'step = (1 / len(values)) ** 0.5'),
     ],
     ("per sample", "loss_landscape/per_sample.py"): [
@@ -480,9 +475,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('return bits.mul_(2).sub_(1)', 'return bits'),
     ],
     ("hessian", "loss_landscape/probes/hessian.py"): [
-        ('yield inside + matrix.product_and_forms(outside)[1].sum(-1)', 'yield inside + matrix.product_and_forms(v)[1].sum(-1)'),
         ('residual = float(torch.linalg.vector_norm(product - value * vector))', 'residual = float(torch.linalg.vector_norm(product))'),
-        ('third = mc_samples // 3', 'third = mc_samples // 2'),
     ],
     ("rules", "data/partition/rules.py"): [
         ('for high in _extreme(scores, top_k=top_k, highest=True):\n        yield _union_of_others(high)', 'for high in _extreme(scores, top_k=top_k, highest=False):\n        yield _union_of_others(high)'),

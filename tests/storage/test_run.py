@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import NO_DATA
+from cases import NO_DATA, blobs
 
 from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
@@ -20,24 +20,8 @@ from plateaux.storage.run import MemberProgress, Run, environment
 from plateaux.storage.run_info import FORMAT, AutotuneInfo, DataInfo, RunInfo, UnlabeledInfo
 from plateaux.training.train import train
 
-TEXT = """
-members = 2
-[data]
-name = "blobs"
-samples = 30
-test_samples = 9
-batch_size = 16
-[model]
-name = "mlp"
-hidden_sizes = [4]
-[optimizer]
-lr = 0.1
-[train]
-epochs = 2
-[executor]
-threads = 1
-"""
-RECIPE = Recipe.parse(TEXT)
+SMALL = ("data.samples=30", "data.test_samples=9", "model.hidden_sizes=[4]", "train.epochs=2", "run.log_every=50")
+RECIPE = blobs(*SMALL)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

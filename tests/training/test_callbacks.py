@@ -8,31 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import blobs
 
 import plateaux
-from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.storage.run import Run, partition_summary_path
 from plateaux.storage.run_info import StoredPartition
 
-TEXT = """
-members = 2
-[data]
-name = "blobs"
-samples = 48
-test_samples = 12
-batch_size = 16
-validation_split = 12
-[model]
-name = "mlp"
-hidden_sizes = [6]
-[train]
-epochs = 3
-[executor]
-threads = 1
-[run]
-checkpoint_every_epochs = 2
-"""
+CHANGES = ("data.validation_split=12", "train.epochs=3", "run.checkpoint_every_epochs=2")
 
 
 class Collecting(plateaux.Callback):
@@ -64,7 +47,7 @@ class Failing(plateaux.Callback):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_callbacks_run_in_this_process_after_epochs_and_checkpoints(tmp_path: Path, processes: int) -> None:
     collecting = Collecting()
-    recipe = Recipe.parse(TEXT, [f"executor.processes={processes}"])
+    recipe = blobs(*CHANGES, f"executor.processes={processes}")
     run = plateaux.train(recipe, tmp_path / "run", callbacks=[collecting])
     for member in (0, 1):
         lines = [line for line in run.log(member) if "train loss" in line]
@@ -79,7 +62,7 @@ def test_callbacks_run_in_this_process_after_epochs_and_checkpoints(tmp_path: Pa
 
 def test_a_callback_gets_the_summary_of_a_data_partition(tmp_path: Path) -> None:
     collecting = Collecting()
-    recipe = Recipe.parse(TEXT, ["method.name=sharpbalance", "run.checkpoint_every_epochs=1"])
+    recipe = blobs(*CHANGES, "method.name=sharpbalance", "run.checkpoint_every_epochs=1")
     run = plateaux.train(recipe, tmp_path / "run", callbacks=[collecting])
     ((_, epoch, partition),) = [call for call in collecting.calls if call[0] == "partition"]
     assert partition == run.partition_summary(partition_summary_path(epoch))
@@ -90,7 +73,7 @@ def test_a_callback_gets_the_summary_of_a_data_partition(tmp_path: Path) -> None
 @pytest.mark.process
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_exception_of_a_callback_stops_training_and_is_named(tmp_path: Path, processes: int) -> None:
-    recipe = Recipe.parse(TEXT, [f"executor.processes={processes}", "run.checkpoint_every_epochs=1"])
+    recipe = blobs(*CHANGES, f"executor.processes={processes}", "run.checkpoint_every_epochs=1")
     with pytest.raises(
         RunError, match=r"the callback Failing\.on_epoch_end raised LookupError: the metric is not there\. Fix the"
     ) as error:
@@ -110,5 +93,5 @@ def test_an_object_without_callback_methods_is_rejected_before_anything_is_writt
     given: Any, name: str, tmp_path: Path
 ) -> None:
     with pytest.raises(RecipeError, match=f"callbacks= contains {name}. Expected: objects"):
-        plateaux.train(Recipe.parse(TEXT), tmp_path / "run", callbacks=[given])
+        plateaux.train(blobs(*CHANGES), tmp_path / "run", callbacks=[given])
     assert not (tmp_path / "run").exists()

@@ -11,29 +11,16 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from cases import OBJECTS
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import plateaux
 from plateaux.cli.main import app
 from plateaux.config.code import source_hash
-from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
 from plateaux.data.sources import DatasetSource, DataSplits, from_dataset
 from plateaux.storage.run import Run
-
-RECIPE = Recipe.parse("""
-members = 2
-[data]
-name = "given"
-batch_size = 16
-[model]
-name = "given"
-[train]
-epochs = 1
-[executor]
-threads = 1
-""")
 
 
 class Rows:
@@ -98,7 +85,7 @@ def chosen() -> nn.Module:
 
 
 def train(out: Path, data: Any = None, model: Any = network, **more: Any) -> Run:
-    return plateaux.train(RECIPE, out, data=splits(Rows() if data is None else data), model=model, **more)
+    return plateaux.train(OBJECTS, out, data=splits(Rows() if data is None else data), model=model, **more)
 
 
 def test_a_resume_with_other_labels_of_a_dataset_is_refused_with_a_diff(tmp_path: Path) -> None:
@@ -196,7 +183,7 @@ def test_a_model_without_source_is_compared_by_its_layers(tmp_path: Path) -> Non
 
 
 def test_a_built_in_model_has_no_record(tmp_path: Path) -> None:
-    recipe = RECIPE.replaced(data={"name": "blobs"}, model={"name": "mlp"})
+    recipe = OBJECTS.replaced(data={"name": "blobs"}, model={"name": "mlp"})
     assert plateaux.train(recipe, tmp_path).info.layers is None
 
 
@@ -215,7 +202,7 @@ def test_accepted_changes_are_recorded_in_the_run(tmp_path: Path) -> None:
 def test_accept_changes_does_not_accept_another_recipe(tmp_path: Path) -> None:
     train(tmp_path)
     with pytest.raises(RunError, match="belongs to another recipe"):
-        plateaux.train(RECIPE.replaced(seed=7), tmp_path, data=splits(Rows()), model=network, accept_changes=True)
+        plateaux.train(OBJECTS.replaced(seed=7), tmp_path, data=splits(Rows()), model=network, accept_changes=True)
 
 
 def test_the_command_line_has_the_option_accept_changes(tmp_path: Path) -> None:
@@ -223,7 +210,7 @@ def test_the_command_line_has_the_option_accept_changes(tmp_path: Path) -> None:
         x, y = np.random.default_rng(0).random((40, 2), dtype=np.float32), (np.arange(40) + shift) % 2
         np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y)
 
-    recipe = RECIPE.replaced(
+    recipe = OBJECTS.replaced(
         data={"name": "arrays", "path": "a.npz", "root": str(tmp_path)}, model={"name": "mlp"}, members=1
     )
     (tmp_path / "recipe.toml").write_text(recipe.to_toml(), encoding="utf-8")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import blobs, weight_files
 
 from plateaux.config.builders.data import build_training_data
 from plateaux.config.components import Components
@@ -30,33 +31,6 @@ from plateaux.training.recipe_rules import check
 from plateaux.training.train import train
 
 CASES = Components(trust=("cases",))
-TEXT = """
-members = 2
-[data]
-name = "blobs"
-samples = 48
-test_samples = 12
-batch_size = 16
-[model]
-name = "mlp"
-hidden_sizes = [6]
-[optimizer]
-lr = 0.1
-[train]
-epochs = 4
-[executor]
-threads = 1
-[run]
-log_every = 1
-"""
-
-
-def recipe(*changes: str) -> Recipe:
-    return Recipe.parse(TEXT, changes)
-
-
-def weights(run: Run) -> list[bytes]:
-    return [run.store.get(f"members/{n}/weights.safetensors") for n in range(run.recipe.members)]
 
 
 def stop_after(epoch: int, number: signal.Signals = signal.SIGTERM) -> Progress:
@@ -128,10 +102,10 @@ MORE = [
 def test_a_resumed_run_equals_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    what = recipe("optimizer.momentum=0.9", change)
+    what = blobs("optimizer.momentum=0.9", change)
     full = train(what, tmp_path / "full", **CASES.keywords())
     again = train_interrupted(what, tmp_path / "again", monkeypatch)
-    assert weights(again) == weights(full)
+    assert weight_files(again) == weight_files(full)
     assert [again.log(n) for n in range(2)] == [full.log(n) for n in range(2)]
 
 
@@ -139,16 +113,16 @@ def test_the_message_of_a_stop_states_the_epoch_and_how_to_resume(tmp_path: Path
     with pytest.raises(
         Interrupted, match=r"Stopped at epoch 2, step 0, with a checkpoint\. Run the same command again to"
     ):
-        train(recipe(), tmp_path, progress=stop_after(2))
+        train(blobs(), tmp_path, progress=stop_after(2))
     assert [p.position for p in Run.open(tmp_path).all_progress()] == [(2, 0)] * 2
 
 
 def test_an_epoch_of_one_step_can_be_stopped(tmp_path: Path) -> None:
-    what = recipe("data.batch_size=48", "train.epochs=30", "run.checkpoint_every_epochs=1000")
+    what = blobs("data.batch_size=48", "train.epochs=30", "run.checkpoint_every_epochs=1000")
     with pytest.raises(Interrupted, match="Stopped at epoch 2, step 0, with a checkpoint"):
         train(what, tmp_path / "again", progress=stop_after(2))
     assert [p.position for p in Run.open(tmp_path / "again").all_progress()] == [(2, 0)] * 2
-    assert weights(train(what, tmp_path / "again")) == weights(train(what, tmp_path / "full"))
+    assert weight_files(train(what, tmp_path / "again")) == weight_files(train(what, tmp_path / "full"))
 
 
 def test_a_stop_before_the_first_checkpoint_does_not_claim_that_there_is_one(
@@ -162,18 +136,18 @@ def test_a_stop_before_the_first_checkpoint_does_not_claim_that_there_is_one(
     monkeypatch.setattr("plateaux.distributed.process_pool._assign_job", stop)
     message = r"^Stopped\. Run the same command again to resume\. These members have no checkpoint yet .*: 0, 1$"
     with pytest.raises(Interrupted, match=message):
-        train(recipe("executor.processes=2"), tmp_path / "run")
+        train(blobs("executor.processes=2"), tmp_path / "run")
 
 
 def test_epochs_of_one_step_are_also_checkpointed_by_time(tmp_path: Path) -> None:
-    what = recipe(
+    what = blobs(
         "data.batch_size=48", "run.checkpoint_every_epochs=1000", "run.checkpoint_every_minutes=1e-9", "train.epochs=3"
     )
     assert len(train(what, tmp_path).progress(0).log_parts) == 3
 
 
 def test_after_a_stop_in_the_last_epoch_no_other_job_starts(tmp_path: Path) -> None:
-    what = recipe("executor.mode=offload", "train.epochs=2")
+    what = blobs("executor.mode=offload", "train.epochs=2")
     with pytest.raises(Interrupted, match="Run the same command again to resume"):
         train(what, tmp_path, progress=stop_after(2))
     assert [p.finished for p in Run.open(tmp_path).all_progress()] == [True, False]
@@ -182,25 +156,27 @@ def test_after_a_stop_in_the_last_epoch_no_other_job_starts(tmp_path: Path) -> N
 
 def test_signal_handlers_are_restored(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    train(recipe("train.epochs=1"), tmp_path)
+    train(blobs("train.epochs=1"), tmp_path)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 @pytest.mark.parametrize("mode", ["loop", "offload", "vmap"])
 def test_a_member_that_diverges_is_named_and_the_others_continue(tmp_path: Path, mode: str) -> None:
-    what = recipe("members=3", "optimizer.lr=[0.1, 1e30, 0.1]", f"executor.mode={mode}")
+    what = blobs("members=3", "optimizer.lr=[0.1, 1e30, 0.1]", f"executor.mode={mode}")
     with pytest.raises(DivergedError, match=r"Loss of member 1 became NaN or infinite at epoch 0, step \d") as error:
         train(what, tmp_path / "run")
     assert "Lower optimizer.lr" in str(error.value)
     run = Run.open(tmp_path / "run")
     assert [p.finished for p in run.all_progress()] == [True, False, True]
-    stable = train(recipe("members=3", f"executor.mode={mode}"), tmp_path / "stable")
-    assert [weights(stable)[n] for n in (0, 2)] == [run.store.get(f"members/{n}/weights.safetensors") for n in (0, 2)]
+    stable = train(blobs("members=3", f"executor.mode={mode}"), tmp_path / "stable")
+    assert [weight_files(stable)[n] for n in (0, 2)] == [
+        run.store.get(f"members/{n}/weights.safetensors") for n in (0, 2)
+    ]
 
 
 def test_after_divergence_the_last_checkpoint_can_be_loaded(tmp_path: Path) -> None:
     # The learning rate explodes in the third epoch.
-    what = recipe("members=1", 'lr_scheduler=[{name="multistep", milestones=[2], gamma=1e30}]')
+    what = blobs("members=1", 'lr_scheduler=[{name="multistep", milestones=[2], gamma=1e30}]')
     with pytest.raises(DivergedError, match=r"at epoch 2, step \d\. Its checkpoint of epoch 2, step 0 is intact"):
         train(what, tmp_path)
     run = Run.open(tmp_path)
@@ -213,7 +189,7 @@ def test_after_divergence_the_last_checkpoint_can_be_loaded(tmp_path: Path) -> N
 
 def test_weights_with_nan_or_infinity_are_never_written(tmp_path: Path) -> None:
     # A single step: its loss is finite, but the weights after it are not.
-    what = recipe(
+    what = blobs(
         "members=1", "data.batch_size=48", "train.epochs=1", "optimizer.lr=1e30", "run.checkpoint_every_minutes=1e-9"
     )
     with pytest.raises(DivergedError, match="It has no checkpoint"):
@@ -223,7 +199,7 @@ def test_weights_with_nan_or_infinity_are_never_written(tmp_path: Path) -> None:
 
 
 def test_joint_members_diverge_together(tmp_path: Path) -> None:
-    what = recipe("optimizer.lr=[0.1, 1e30]", 'method={name="cases:apart"}')
+    what = blobs("optimizer.lr=[0.1, 1e30]", 'method={name="cases:apart"}')
     with pytest.raises(DivergedError, match="Loss of member"):
         train(what, tmp_path, **CASES.keywords())
     assert [p.finished for p in Run.open(tmp_path).all_progress()] == [False, False]
@@ -245,39 +221,39 @@ def test_a_full_disk_is_reported_and_the_run_can_be_resumed(
     with pytest.raises(
         StorageError, match=r"The disk is full: cannot write .*Free some space and run the same command"
     ):
-        train(recipe(), tmp_path / "again")
+        train(blobs(), tmp_path / "again")
     monkeypatch.setattr(os, "fsync", real_fsync)
     for progress in Run.open(tmp_path / "again").all_progress():
         for *_, name in progress.checkpoints:
             Run.open(tmp_path / "again").store.get_state(name)
-    assert weights(train(recipe(), tmp_path / "again")) == weights(train(recipe(), tmp_path / "full"))
+    assert weight_files(train(blobs(), tmp_path / "again")) == weight_files(train(blobs(), tmp_path / "full"))
 
 
 def test_a_damaged_checkpoint_is_named_and_its_folder_may_be_deleted(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        train(recipe(), tmp_path / "again", progress=stop_after(2))
+        train(blobs(), tmp_path / "again", progress=stop_after(2))
     run = Run.open(tmp_path / "again")
     name = run.progress(1).checkpoints[-1][2]
     run.store.put(name, run.store.get(name)[:100])
     with pytest.raises(StorageError, match=r"members/1/resume-2-0\.pt is damaged.*delete members/1 and run the same"):
-        train(recipe(), tmp_path / "again")
+        train(blobs(), tmp_path / "again")
     for name in run.store.names("members/1"):
         run.store.delete(name)
-    assert weights(train(recipe(), tmp_path / "again")) == weights(train(recipe(), tmp_path / "full"))
+    assert weight_files(train(blobs(), tmp_path / "again")) == weight_files(train(blobs(), tmp_path / "full"))
 
 
 def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        train(recipe(), tmp_path, progress=stop_after(1))
+        train(blobs(), tmp_path, progress=stop_after(1))
     run = Run.open(tmp_path)
     run.store.delete(run.progress(0).checkpoints[-1][2])
     with pytest.raises(StorageError, match=r"Cannot read .*resume-1-0\.pt: No such file"):
-        train(recipe(), tmp_path)
+        train(blobs(), tmp_path)
 
 
 @pytest.mark.slow
 def test_a_locked_member_is_skipped_and_the_others_are_trained(tmp_path: Path) -> None:
-    what = recipe("executor.mode=offload")
+    what = blobs("executor.mode=offload")
     run = Run.begin(tmp_path, Experiment(what), RunInfo(DataInfo.from_splits(build_training_data(what))))
     with run.lock(0), pytest.raises(RunError, match="members/0 is locked by another process"):
         train(what, tmp_path)
@@ -285,7 +261,7 @@ def test_a_locked_member_is_skipped_and_the_others_are_trained(tmp_path: Path) -
 
 
 def test_several_failures_are_reported_together(tmp_path: Path) -> None:
-    what = recipe("executor.mode=offload", "optimizer.lr=1e30")
+    what = blobs("executor.mode=offload", "optimizer.lr=1e30")
     with pytest.raises(RunError) as error:
         train(what, tmp_path)
     first, *lines = str(error.value).splitlines()
@@ -299,10 +275,10 @@ def test_several_failures_are_reported_together(tmp_path: Path) -> None:
 
 
 def test_offloaded_joint_members_are_resident_when_their_weights_are_written(tmp_path: Path) -> None:
-    what = recipe('method={name="cases:apart"}', "optimizer.momentum=0.9")
+    what = blobs('method={name="cases:apart"}', "optimizer.momentum=0.9")
     loop = train(what, tmp_path / "loop", **CASES.keywords())
     offloaded = train(what.replaced(executor={"mode": "offload"}), tmp_path / "offload", **CASES.keywords())
-    assert weights(offloaded) == weights(loop)
+    assert weight_files(offloaded) == weight_files(loop)
     assert not list((tmp_path / "offload").glob(f"{SCRATCH_PREFIX}*"))
 
 
@@ -327,7 +303,7 @@ def test_offloaded_joint_members_are_in_memory_one_at_a_time_in_every_step(
         return resident
 
     monkeypatch.setattr(trainer, "offload_to_disk", counted)
-    what = recipe('method={name="cases:apart"}', "train.epochs=1", 'executor.mode="offload"')
+    what = blobs('method={name="cases:apart"}', "train.epochs=1", 'executor.mode="offload"')
     train(what, tmp_path / "run", **CASES.keywords())
     assert most == 1
 
@@ -335,7 +311,7 @@ def test_offloaded_joint_members_are_in_memory_one_at_a_time_in_every_step(
 def test_joint_members_fall_back_by_at_most_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from plateaux.training.planning import plan
 
-    what = recipe('method={name="cases:apart"}', "optimizer.momentum=0.9")
+    what = blobs('method={name="cases:apart"}', "optimizer.momentum=0.9")
     full = train(what, tmp_path / "full", **CASES.keywords())
     real_commit, commits = Run.commit, 0
 
@@ -355,7 +331,7 @@ def test_joint_members_fall_back_by_at_most_one_checkpoint(tmp_path: Path, monke
         commits = 2  # the next attempt is interrupted at its first checkpoint, between its members
     assert starts == [(1, 0)] * 3
     monkeypatch.setattr(Run, "commit", real_commit)
-    assert weights(train(what, tmp_path / "again", **CASES.keywords())) == weights(full)
+    assert weight_files(train(what, tmp_path / "again", **CASES.keywords())) == weight_files(full)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +361,7 @@ def test_invalid_recipes_are_rejected_before_anything_is_written(
     tmp_path: Path, changes: list[str], message: str
 ) -> None:
     with pytest.raises(RecipeError, match=message.replace(".", r"\.")):
-        train(recipe(*changes), tmp_path / "run")
+        train(blobs(*changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -400,16 +376,16 @@ def test_invalid_recipes_are_rejected_before_anything_is_written(
 )
 def test_invalid_recipes_of_joint_members_are_rejected(changes: list[str], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        check(Experiment(recipe('method={name="cases:apart"}', *changes), CASES))
+        check(Experiment(blobs('method={name="cases:apart"}', *changes), CASES))
 
 
 def test_check_returns_whether_members_are_trained_jointly() -> None:
-    assert check(Experiment(recipe())) is False
-    assert check(Experiment(recipe('method={name="cases:apart"}'), CASES)) is True
+    assert check(Experiment(blobs())) is False
+    assert check(Experiment(blobs('method={name="cases:apart"}'), CASES)) is True
 
 
 def test_missing_data_are_reported_before_anything_is_written(tmp_path: Path) -> None:
-    what = recipe(f'data={{name="arrays", path="none.npz", root="{tmp_path}"}}')
+    what = blobs(f'data={{name="arrays", path="none.npz", root="{tmp_path}"}}')
     with pytest.raises(DataError, match="was not found"):
         train(what, tmp_path / "run")
     assert not (tmp_path / "run").exists()

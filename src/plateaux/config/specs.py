@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from inspect import unwrap
 from typing import Any, TypeVar
 
 from plateaux.config.schema import check
@@ -19,7 +20,7 @@ def build_all(kind: registry.Registry) -> dict[str, Any]:
 
     def place(name: str) -> tuple[str, int]:
         factory = kind.get(name)
-        return factory.__module__, factory.__code__.co_firstlineno
+        return factory.__module__, unwrap(factory).__code__.co_firstlineno
 
     return {name: kind.get(name)() for name in sorted(kind.names(), key=place)}
 

@@ -4,6 +4,8 @@
     def sam(loss: LossFn, *, rho: float = 0.05) -> Method:
         "Sharpness-aware minimization."
 
+One function can be several plug-ins that fix some of its options: `@model("resnet8", depth=8)`.
+
 At its first use, a registry imports the files of its package and the entry points of other packages, so there is no
 list to edit. The group of the entry points is public and independent of the path of the package. Plug-ins are
 factories: functions whose keyword-only options are the options in a recipe.
@@ -13,15 +15,17 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import pkgutil
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache, partial, update_wrapper
 from importlib.machinery import ModuleSpec, PathFinder
-from inspect import getdoc
+from inspect import getdoc, signature
 from pathlib import Path
 from threading import RLock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from plateaux.core.errors import UnknownNameError, UntrustedCodeError, suggest
@@ -52,9 +56,14 @@ class Registry:
     @overload
     def __call__(self, name: Factory) -> Factory: ...
     @overload
-    def __call__(self, name: str | None = None, *, prefix: str | None = None) -> Callable[[Factory], Factory]: ...
-    def __call__(self, name: Any = None, *, prefix: str | None = None) -> Any:
-        """Register a factory under its own name, under `name`, or for all names that start with `prefix`."""
+    def __call__(
+        self, name: str | None = None, *, prefix: str | None = None, **fixed: Any
+    ) -> Callable[[Factory], Factory]: ...
+    def __call__(self, name: Any = None, *, prefix: str | None = None, **fixed: Any) -> Any:
+        """Register a factory under its own name, under `name`, or for all names that start with `prefix`.
+
+        `fixed` are values of options that cannot be set under this name.
+        """
         if callable(name):
             return self._add(name.__name__, name)
 
@@ -63,7 +72,9 @@ class Registry:
                 self.prefixes[prefix] = factory
                 self._registered.add(factory)
                 return factory
-            return self._add(name or factory.__name__, factory)
+            self._add(name or factory.__name__, _fix(factory, fixed) if fixed else factory)
+            self._registered.add(factory)
+            return factory
 
         return decorate
 
@@ -171,6 +182,14 @@ def _bind(factory: Callable[..., Any], rest: str) -> Callable[..., Any]:
     return partial(factory, rest)
 
 
+def _fix(factory: Callable[..., Any], fixed: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a factory without the options that have a fixed value, which its description states."""
+    own, preset = signature(factory), update_wrapper(partial(factory, **fixed), factory)
+    options = [option for name, option in own.parameters.items() if name not in fixed]
+    vars(preset).update(__signature__=own.replace(parameters=options), __doc__=_first_line(getdoc(factory), fixed))
+    return preset
+
+
 def is_on_path(module: str) -> bool:
     """Return whether a module can be found, without importing it or its parents."""
     return module in sys.modules or _find_spec(module) is not None
@@ -215,7 +234,7 @@ def _describe_sources(names: Sequence[str], kind: str) -> dict[str, str]:
         for node in body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found = [decorator for decorator in node.decorator_list if _name(decorator) in decorators]
-                described |= {_registered_name(node.name, each): _first_line(ast.get_docstring(node)) for each in found}
+                described |= dict(_read_decorator(node, each) for each in found)
     return described
 
 
@@ -223,18 +242,20 @@ def _files(folder: str) -> list[Path]:
     return list(Path(folder).glob("*.py"))
 
 
-def _registered_name(name: str, decorator: ast.expr) -> str:
-    """Return the name that `@kind`, `@kind("name")`, or `@kind(prefix="prefix")` registers a function under."""
-    if not isinstance(decorator, ast.Call):
-        return name
-    values = {"name": decorator.args[0]} if decorator.args else {}
-    values |= {keyword.arg: keyword.value for keyword in decorator.keywords if keyword.arg}
-    texts = {key: str(value.value) for key, value in values.items() if isinstance(value, ast.Constant)}
-    return f"{texts['prefix']}<name>" if "prefix" in texts else texts.get("name", name)
+def _read_decorator(node: ast.FunctionDef | ast.ClassDef, decorator: ast.expr) -> tuple[str, str]:
+    """Return the name and the description that `@kind`, `@kind("name", depth=8)`, or `@kind(prefix="prefix")` gives."""
+    fixed, name = dict[str, Any](), node.name
+    if isinstance(decorator, ast.Call):
+        fixed = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in decorator.keywords}
+        name = ast.literal_eval(decorator.args[0]) if decorator.args else name
+    prefix = fixed.pop("prefix", None)
+    return f"{prefix}<name>" if prefix else name, _first_line(ast.get_docstring(node), fixed)
 
 
-def _first_line(docstring: str | None) -> str:
-    return (docstring or "").split("\n", 1)[0]
+def _first_line(docstring: str | None, fixed: Mapping[str, Any] = MappingProxyType({})) -> str:
+    line = (docstring or "").split("\n", 1)[0]
+    options = ", ".join(f"{name} = {json.dumps(value)}" for name, value in fixed.items())
+    return f"{line.removesuffix('.')} ({options})." if options else line
 
 
 def _decorator_names(body: Sequence[ast.stmt], kind: str) -> set[str]:

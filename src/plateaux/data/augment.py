@@ -39,11 +39,6 @@ class Augment:
     cutmix: float = 0.0  # likewise; if both are on, each applies to half of the samples
 
     def __post_init__(self) -> None:
-        for name in ("crop", "mixup", "cutmix"):
-            if getattr(self, name) < 0:
-                raise RecipeError(f"augment.{name} = {getattr(self, name)} is negative. Set it to 0 (off) or above.")
-        if not 0 <= self.crop_fill <= 255:
-            raise RecipeError(f"augment.crop_fill = {self.crop_fill}: give a pixel value from 0 to 255.")
         if self.resized_crop is not None:
             low, high = self.resized_crop
             if not 0 < low <= high <= 1:

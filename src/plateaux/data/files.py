@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.data.images import decode_image
+from plateaux.data.images import SUFFIXES, decode_image
 from plateaux.data.sources import InMemorySource
 
 
@@ -53,23 +56,14 @@ def head(x: Tensor, y: Tensor, limit: int | None) -> InMemorySource:
     return InMemorySource(x[:count].clone(), y[:count].clone()) if count < len(y) else InMemorySource(x, y)
 
 
-Range = tuple[int, int | None]  # number of the first sample, and how many
-
-
 def take(x: Tensor, y: Tensor, start: int, limit: int | None, *, key: str = "start") -> InMemorySource:
     """Return `limit` samples from number `start` on, or all of them if `limit` is None.
 
     `key` is the name of the option `start`, for the error.
     """
-    remaining_count(len(y), start, key=key)
+    if start >= len(y):
+        raise RecipeError(f"{key} = {start} leaves out all {len(y):,} samples. Set it to at most {len(y) - 1}.")
     return head(x[start:].clone(), y[start:].clone(), limit) if start else head(x, y, limit)
-
-
-def remaining_count(count: int, start: int, *, key: str) -> int:
-    """Return how many of `count` samples are left from number `start` on; `key` is the option to name in the error."""
-    if start >= count:
-        raise RecipeError(f"{key} = {start} leaves out all {count:,} samples. Set it to at most {count - 1}.")
-    return count - start
 
 
 def limited_count(count: int, limit: int | None) -> int:
@@ -85,6 +79,12 @@ def per_channel(values: Sequence[float] | None, default: Sequence[float], channe
     if len(result) not in (0, channels):
         raise RecipeError(f"mean or std has {len(result)} values; images have {channels} channels. Give one each.")
     return result
+
+
+def size_remarks(train: int, test: int, published: tuple[int, int]) -> list[str]:
+    """Return a remark for each split whose number of images is not that of the published data set."""
+    counts = ((train, published[0], "train"), (test, published[1], "test"))
+    return [f"{n:,} of {wanted:,} {split} images" for n, wanted, split in counts if n != wanted]
 
 
 def check_labels(y: Tensor, classes: int, *, path: object) -> None:
@@ -129,6 +129,18 @@ class ImageFiles:
         return digest.hexdigest()
 
 
+def list_class_folders(root: Path, classes: Sequence[str], *, size: int, limit: int | None) -> ImageFiles:
+    """Return the images of class folders, interleaved over the classes, whose positions are their labels."""
+    names, labels = interleave_classes(
+        [
+            sorted(f"{name}/{file.name}" for file in (root / name).iterdir() if file.suffix.lower() in SUFFIXES)
+            for name in classes
+        ]
+    )
+    count = limited_count(len(names), limit)
+    return ImageFiles(root, names[:count], labels[:count], size=size)
+
+
 def decode(path: Path, *, size: int | None = None, channels: int = 3) -> Tensor:
     """Decode an image file to uint8 `[channels, H, W]`."""
     return torch.from_numpy(decode_image(path, size=size, channels=channels))
@@ -147,6 +159,18 @@ def interleave_classes(groups: Sequence[Sequence[str]]) -> tuple[list[str], list
 def read_lines(path: Path) -> list[str]:
     """Return the non-empty lines of a text file."""
     return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def read_npz(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of these names in an .npz file, as far as it has them."""
+    try:
+        npz = np.load(path, allow_pickle=False)
+        if not isinstance(npz, np.lib.npyio.NpzFile):
+            raise DataError(f"{path} is a single array. Use an .npz file, or the folder that contains x.npy and y.npy.")
+        with npz:
+            return {name: npz[name] for name in npz.files if name in names}
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} is not a complete .npz file ({error}). Write or download it again.") from error
 
 
 def try_read(path: Path, read: Callable[[Path], Any]) -> Any:

@@ -46,8 +46,6 @@ def run_torchrun(processes: int, arguments: Sequence[str], *, silent: bool = Fal
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     threads = str(max(1, num_cores() // processes))
     env = {"OMP_NUM_THREADS": threads, **os.environ, **SAFE_PATH}
-    return _call([sys.executable, *start, "-m", "plateaux", *arguments], env, silent)
-
-
-def _call(command: Sequence[str], env: dict[str, str], silent: bool) -> int:
-    return subprocess.call(command, env=env, stdout=subprocess.DEVNULL if silent else None)
+    return subprocess.call(
+        [sys.executable, *start, "-m", "plateaux", *arguments], env=env, stdout=subprocess.DEVNULL if silent else None
+    )

@@ -115,7 +115,9 @@ def fit(logits: Tensor, y: Tensor | None, options: CascadeOptions = DEFAULT_CASC
             f"Labels are {found}. Harm needs one label for each of {samples} samples; 'differs' needs none."
         )
     confidences = torch.stack([stage_confidence(logits[:stage]) for stage in stages])  # [S, N]
-    labels = torch.stack([_predict(logits[:count]) for count in (*stages, members)])  # [S + 1, N]
+    labels = torch.stack(
+        [log_mean(logits[:count].double().log_softmax(-1)).argmax(-1) for count in (*stages, members)]
+    )  # [S + 1, N]
     counts = _counts(stages, members, logits.device)
     is_counted = labels[-1] == y if options.kind == "harm" else torch.ones_like(labels[-1], dtype=torch.bool)
     passed: tuple[float | None, int, float] = None, 0, float(members)
@@ -157,10 +159,6 @@ def needed_samples(options: CascadeOptions) -> int:
     needed = min_samples(options.max_harm, 1 - options.confidence)
     assert needed is not None  # max_harm is positive
     return needed
-
-
-def _predict(logits: Tensor) -> Tensor:
-    return log_mean(logits.double().log_softmax(-1)).argmax(-1)
 
 
 def _first_stop(confidences: Tensor, threshold: float) -> Tensor:

@@ -7,7 +7,7 @@ of samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plateaux.core.errors import RecipeError
-from plateaux.core.types import Batch, TensorTree
+from plateaux.core.metric import Metric
+from plateaux.core.row_names import RowName, row_names
+from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import log_probabilities
 
 CHUNK_SIZE = 1 << 14  # samples
@@ -68,6 +69,27 @@ def has_nan(codes: Codes) -> bool:
     return bool(decode_confidence(codes[-1:])[0].isnan().any())
 
 
+def confidence_metric(value: Callable[[Codes], Estimate], definition: str, *, percent: bool = False) -> Metric:
+    """Return the metric that applies `value` to the sorted confidences of each row; NaN if one of them is NaN."""
+
+    def compute(state: TensorTree) -> Mapping[RowName, Estimate]:
+        rows = state["packed"].unbind(-1)
+        return {name: of_row(sort_by_confidence(row)) for name, row in zip(row_names(len(rows)), rows, strict=True)}
+
+    def of_row(codes: Codes) -> Estimate:
+        return Estimate(float("nan")) if has_nan(codes) else value(codes)
+
+    return Metric(
+        update_confidences,
+        compute,
+        reduce="cat",
+        higher_is_better=False,
+        group="uncertainty",
+        percent=percent,
+        definition=definition,
+    )
+
+
 def tie_groups(codes: Codes) -> Iterator[TieGroups]:
     """Yield the groups of equal confidence, about `CHUNK_SIZE` samples at a time; no group is split."""
     start = 0
@@ -98,12 +120,6 @@ def _complete_groups(codes: Codes, start: int, stop: int) -> TieGroups:
 
 
 MIN_NEG_LOG = torch.finfo(torch.float32).tiny  # replaces -log(1) = 0: the sign of a zero can be lost
-
-
-def check_bins(bins: int) -> None:
-    """Raise an error if `bins` is not positive."""
-    if bins < 1:
-        raise RecipeError(f"bins = {bins}; allowed: 1 or more. Omit it to use the default, 15")
 
 
 def confidence_and_prediction(log_p: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from plateaux.core.errors import RecipeError, first_line
+from plateaux.core.errors import RecipeError
+from plateaux.integrations.huggingface_files import read_json
 from plateaux.models.weight_files import read_weights
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 ADAPTER = "adapter_config.json"
-MAX_JSON_BYTES = 1 << 25
 
 
 def is_model_folder(folder: Path) -> bool:
@@ -43,7 +41,7 @@ def read_folder_weights(folder: Path) -> dict[str, Tensor]:
 
 def class_names(folder: Path) -> tuple[str, ...]:
     """Return the class names in config.json in the order of the outputs; empty if there are only numbered ones."""
-    names = _read_json(folder / CONFIG).get("id2label") if (folder / CONFIG).is_file() else None
+    names = read_json(folder / CONFIG).get("id2label") if (folder / CONFIG).is_file() else None
     if not isinstance(names, Mapping) or not all(str(number).isdigit() for number in names):
         return ()
     ordered = tuple(str(names[number]) for number in sorted(names, key=lambda number: int(number)))
@@ -64,7 +62,7 @@ def check_class_order(folder: Path, labels: Sequence[str]) -> None:
 
 def _part_names(index: Path) -> list[str]:
     """Return the names of the files that an index lists, all in its folder."""
-    listed = _read_json(index).get("weight_map")
+    listed = read_json(index).get("weight_map")
     names = sorted({str(name) for name in listed.values()}) if isinstance(listed, Mapping) else []
     suffix = Path(index.name.removesuffix(".index.json")).suffix
     if not names or any(Path(name).name != name or not name.endswith(suffix) for name in names):
@@ -73,16 +71,3 @@ def _part_names(index: Path) -> list[str]:
     if missing:
         raise RecipeError(f"{str(index)!r} names {missing[0]!r}, which is not in the folder: copy the complete folder.")
     return names
-
-
-def _read_json(file: Path) -> Mapping[str, Any]:
-    try:
-        with file.open("rb") as opened:
-            tree = json.loads(opened.read(MAX_JSON_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise RecipeError(
-            f"{str(file)!r} cannot be read as JSON ({first_line(error)}): save the model again."
-        ) from None
-    if not isinstance(tree, Mapping):
-        raise RecipeError(f"{str(file)!r} is not a JSON object: save the model again.")
-    return tree

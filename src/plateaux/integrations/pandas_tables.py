@@ -49,7 +49,7 @@ def select_columns(x: Any, columns: Sequence[str], what: str = "x") -> Any:
 def read_table(x: Any, what: str = "x") -> NDArray[np.float32]:
     """Return the columns of a DataFrame as float32 `[N, columns]`; a Series is one column."""
     frame = x.to_frame() if x.ndim == 1 else x
-    other = [str(name) for name, dtype in frame.dtypes.items() if not _is_number(dtype)]
+    other = [str(name) for name, dtype in frame.dtypes.items() if getattr(dtype, "kind", "O") not in "iufb"]
     if other:
         raise DataError(
             f"{what} has {len(other)} columns that are not numbers ({', '.join(map(repr, other[:3]))}): encode them, "
@@ -112,8 +112,3 @@ def read_labels(y: Any) -> NDArray[Any]:
         )
     values: NDArray[Any] = series.to_numpy()
     return values if values.dtype.kind in "iubf" else np.asarray(values, dtype=object)
-
-
-def _is_number(dtype: Any) -> bool:
-    """Return whether a column has integers, floats, or booleans; `kind` also describes pandas' nullable types."""
-    return getattr(dtype, "kind", "O") in "iufb"

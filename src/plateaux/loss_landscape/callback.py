@@ -14,8 +14,8 @@ from plateaux.core.errors import PlateauxError
 from plateaux.core.types import Estimate
 from plateaux.data.sources import DataSplits
 from plateaux.evaluation.results import stored_estimate
+from plateaux.loss_landscape.loss_surface import DEFAULT_OPTIONS, ProbeBatch, make_loss_surface, probe_mode, sample_ids
 from plateaux.loss_landscape.probe import Probe, get_probes
-from plateaux.loss_landscape.session import DEFAULT_OPTIONS, ProbeBatch, make_loss_surface, probe_mode, sample_ids
 
 
 class ProbeCallback:

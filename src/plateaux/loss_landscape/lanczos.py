@@ -7,7 +7,7 @@ Vectors are flat, `[P]`. A basis is stored as rows `[m, P]` in the dtype of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Literal
@@ -40,17 +40,6 @@ def mc_standard_error(draws: Tensor) -> float | None:
 def orthogonalize(vector: Tensor, basis: Tensor) -> Tensor:
     """Return the component of a vector that is orthogonal to every row of the basis."""
     return _project_out(vector, basis)[0]
-
-
-def orthonormalize(vectors: Iterable[Tensor]) -> list[Tensor]:
-    """Return an orthonormal basis of the span of vectors, without those that are numerically dependent."""
-    rows: list[Tensor] = []
-    for vector in vectors:
-        residual = orthogonalize(vector, torch.stack(rows)) if rows else vector
-        norm = torch.linalg.vector_norm(residual)
-        if norm > torch.finfo(vector.dtype).eps ** 0.5 * torch.linalg.vector_norm(vector):
-            rows.append(residual / norm)
-    return rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,12 @@ computes the same function, and a weight of zero stays zero. Without a scale, u 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import isfinite
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from plateaux.core import tensor_tree
-from plateaux.core.errors import RecipeError
 from plateaux.core.types import TensorTree
 from plateaux.loss_landscape.loss_surface import LossSurface
 
@@ -54,25 +51,13 @@ def _sample_tensor(like: Tensor, generator: torch.Generator, distribution: Distr
 
 
 def normalize_filters(direction: Tensor, weights: Tensor) -> Tensor:
-    """Scale every filter of a direction, a slice along the first axis, to the norm of that filter of the weights."""
+    """Scale every filter of a direction, a slice along the first axis, to the norm of that filter of the weights.
+
+    A direction with one axis is zero: biases and the weights of normalization layers do not change.
+    """
+    if weights.ndim < 2:
+        return torch.zeros_like(direction)
     axes = tuple(range(1, weights.ndim))
-    if not axes:  # every entry is its own filter
-        return direction.sign() * weights.abs()
-    return match_norm(direction, weights, axes)
-
-
-def match_norm(direction: Tensor, weights: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Scale a direction so that its norm over the given axes is that of the weights."""
     target, norm = (torch.linalg.vector_norm(tensor, dim=axes, keepdim=True) for tensor in (weights, direction))
     scaled: Tensor = direction * (target / norm.clamp(min=1e-10))
     return scaled
-
-
-def check_options(*, lengths: Mapping[str, float], counts: Mapping[str, int]) -> None:
-    """Raise an error for lengths below zero and counts below one."""
-    for minimum, options in ((0, lengths), (1, counts)):
-        for name, value in options.items():
-            if not isfinite(value) or value < minimum:
-                raise RecipeError(
-                    f"{name} = {value}: must be a finite number of at least {minimum}; omit it to use the default"
-                )

@@ -29,7 +29,6 @@ STATISTICS_TEXT = {
     "none": "",
     "batch": "BatchNorm uses the statistics of each batch",
     "own": "BatchNorm uses the running statistics of the member",
-    "interpolated": "BatchNorm statistics are interpolated like the weights",
     "recomputed": "BatchNorm statistics are recomputed at every point",
 }
 _format_range = partial(format_range, digits=3)
@@ -54,7 +53,7 @@ class LandscapeFigure:
     def _render(self, file_format: str) -> bytes:
         buffer = BytesIO()
         metadata = {"Date": None} if file_format == "svg" else {"Software": None}
-        with _style():
+        with figure_style():
             bounds = self.figure.get_tightbbox().padded(0.08)
             self.figure.savefig(buffer, format=file_format, metadata=metadata, bbox_inches=bounds)
         return buffer.getvalue()
@@ -62,7 +61,7 @@ class LandscapeFigure:
 
 def plot_slices(curves: Mapping[str, LossCurve], metadata: Mapping[str, Any]) -> LandscapeFigure:
     """Plot the loss and the accuracy of members along one random direction each."""
-    with _style():
+    with figure_style():
         figure, (upper, lower) = _loss_and_accuracy_axes()
         for position, (name, curve) in enumerate(curves.items()):
             _draw_curve(upper, curve, position, name)
@@ -88,7 +87,7 @@ def plot_paths(curves: Mapping[str, LossCurve], metadata: Mapping[str, Any]) -> 
     error_barriers = {
         name: compute_barrier(curve.at, [1 - a for a in curve.accuracies]) for name, curve in curves.items()
     }
-    with _style():
+    with figure_style():
         figure, (upper, lower) = _loss_and_accuracy_axes()
         for position, (name, curve) in enumerate(curves.items()):
             _draw_curve(upper, curve, position, f"{name}: barrier {format_significant(loss_barriers[name].above_line)}")
@@ -115,7 +114,7 @@ def plot_grid(name: str, member: str, grid: LossGrid, metadata: Mapping[str, Any
     """Plot the loss over two random directions around a member as filled contours, with the minimum marked."""
     x, y, loss = grid.lowest
     origin = next(iter(grid.marks.values()))
-    with _style():
+    with figure_style():
         figure, axes = _single_axes()
         _draw_contours(figure, axes, grid)
         axes.plot(origin.x, origin.y, "o", color=PAPER, markeredgecolor=INK, markersize=6, label=member)
@@ -136,7 +135,7 @@ def plot_grid(name: str, member: str, grid: LossGrid, metadata: Mapping[str, Any
 def plot_plane(name: str, grid: LossGrid, metadata: Mapping[str, Any]) -> LandscapeFigure:
     """Plot the loss in the plane through three members, with the members marked."""
     marks = list(grid.marks.items())
-    with _style():
+    with figure_style():
         figure, axes = _single_axes()
         _draw_contours(figure, axes, grid)
         mean_y = sum(mark.y for _, mark in marks) / len(marks)
@@ -160,12 +159,8 @@ def plot_plane(name: str, grid: LossGrid, metadata: Mapping[str, Any]) -> Landsc
 # Drawing.
 
 
-def check_matplotlib() -> None:
-    """Raise an error that explains how to install matplotlib if it is missing."""
-    _style()
-
-
-def _style() -> Any:
+def figure_style() -> Any:
+    """Return the context of the figures; raise an error that explains how to install matplotlib if it is missing."""
     try:
         import matplotlib
     except ImportError:
@@ -293,7 +288,7 @@ def _make_data(kind: str, metadata: Mapping[str, Any], **contents: Any) -> dict[
 
 def _as_dict(value: Any) -> Any:
     if isinstance(value, LossCurve | LossGrid):
-        return value.to_dict()
+        return asdict(value)
     return {name: _as_dict(item) for name, item in value.items()} if isinstance(value, Mapping) else value
 
 

@@ -21,11 +21,10 @@ from plateaux.core.progress import Progress, log_messages
 from plateaux.core.row_names import RowName
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.loss_landscape import plots
-from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.loss_surface import LossSurface, ProbeOptions
 from plateaux.loss_landscape.plot_style import DEFAULT_LIMIT, PLOT_KINDS
 from plateaux.loss_landscape.plots import LandscapeFigure
 from plateaux.loss_landscape.run_probes import ProbeSession, ProgressMeter
-from plateaux.loss_landscape.session import ProbeOptions
 from plateaux.loss_landscape.slices import (
     LossCurve,
     LossGrid,
@@ -98,7 +97,7 @@ def check_plots(kinds: Sequence[str]) -> None:
     for kind in kinds:
         if kind not in PLOT_KINDS:
             raise RecipeError(f"There is no plot called {kind!r}; {suggest(kind, PLOT_KINDS)}")
-    plots.check_matplotlib()
+    plots.figure_style()
 
 
 def _check_members(kinds: Sequence[str], evaluator: Evaluator) -> None:

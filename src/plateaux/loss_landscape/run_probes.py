@@ -31,16 +31,16 @@ from plateaux.data.sources import Source
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.splits import eval_split
-from plateaux.loss_landscape.loss_surface import LossSurface
-from plateaux.loss_landscape.probe import Probe, get_probes
-from plateaux.loss_landscape.session import (
+from plateaux.loss_landscape.loss_surface import (
     ForwardCallback,
+    LossSurface,
     ProbeBatch,
     ProbeOptions,
     make_loss_surface,
     probe_mode,
     sample_ids,
 )
+from plateaux.loss_landscape.probe import Probe, get_probes
 from plateaux.storage.run import RunLike
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,14 +22,13 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.types import TensorTree
 from plateaux.ensembles.soup_weights import Interpolation, uniform
 from plateaux.loss_landscape.loss_surface import LossSurface
-from plateaux.loss_landscape.perturbations import match_norm, normalize_filters, sample_direction
+from plateaux.loss_landscape.perturbations import normalize_filters, sample_direction
 from plateaux.models.modes import update_bn as reestimate_bn
 from plateaux.models.surgery import batchnorm_layers
 
-Normalization = Literal["filter", "layer", "none"]
-Statistics = Literal["none", "batch", "own", "interpolated", "recomputed"]
+Statistics = Literal["none", "batch", "own", "recomputed"]
 """BatchNorm statistics at each point: no BatchNorm layers, those of each batch, the running statistics of the member,
-interpolated like the weights, or recomputed from the sample."""
+or recomputed from the sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +40,6 @@ class LossCurve:
     stderrs: tuple[float, ...]  # standard errors of the losses over the samples
     accuracies: tuple[float, ...]
     statistics: Statistics
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,68 +80,42 @@ class LossGrid:
         )  # fmt: skip
         return x, y, loss
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def random_direction(
-    origin: TensorTree,
-    generator: torch.Generator,
-    *,
-    normalization: Normalization = "filter",
-    vectors: Literal["fixed", "perturbed"] = "fixed",
-) -> TensorTree:
-    """Return a Gaussian direction, normalized to the weights at the origin.
+def random_direction(origin: TensorTree, generator: torch.Generator) -> TensorTree:
+    """Return a Gaussian direction, filter-normalized to the weights at the origin.
 
     A filter is a slice of a weight along its first axis: one output channel or unit. Parameters with one axis (biases
-    and the weights of normalization layers) are `fixed` by default, as in the published code; if they are `perturbed`,
-    every entry is its own filter.
+    and the weights of normalization layers) stay fixed, as in the published code.
     """
     noise = sample_direction(origin, generator)
-    fixed = vectors == "fixed"
-    return {name: _normalize_direction(noise[name], weight, normalization, fixed) for name, weight in origin.items()}
+    return {name: normalize_filters(noise[name], weight) for name, weight in origin.items()}
 
 
-def _normalize_direction(noise: Tensor, weight: Tensor, normalization: Normalization, fixed: bool) -> Tensor:
-    """Scale every filter of the noise, or the whole tensor, to the norm of the weights."""
-    if weight.ndim < 2 and fixed:
-        return torch.zeros_like(noise)
-    if normalization == "filter":
-        return normalize_filters(noise, weight)
-    return noise if normalization == "none" else match_norm(noise, weight, tuple(range(weight.ndim)))
-
-
-def evaluate_line(
-    surface: LossSurface, direction: TensorTree, *, extent: float = 1.0, points: int = 51, update_bn: bool = False
-) -> LossCurve:
+def evaluate_line(surface: LossSurface, direction: TensorTree, *, extent: float = 1.0, points: int = 51) -> LossCurve:
     """Return the loss at origin + t * direction for t from -extent to extent. An odd number of points includes 0."""
     at = _linspace(-extent, extent, points)
     with restore_state(surface) as set_state:
 
         def evaluate(t: float) -> PointStats:
             set_state(tensor_tree.add(surface.origin, direction, times=t) if t else surface.origin)
-            return _evaluate_point(surface, update_bn)
+            return _evaluate_point(surface)
 
-        stats = [evaluate(t) for t in at]
-        return _make_curve(at, stats, _statistics_label(surface, "recomputed" if update_bn else "own"))
+        return _make_curve(at, [evaluate(t) for t in at], _statistics_label(surface, "own"))
 
 
-def evaluate_path(
-    surface: LossSurface, start: TensorTree, end: TensorTree, *, points: int = 21, update_bn: bool = True
-) -> LossCurve:
+def evaluate_path(surface: LossSurface, start: TensorTree, end: TensorTree, *, points: int = 21) -> LossCurve:
     """Return the loss on the straight line from one state dict (0) to another (1).
 
-    BatchNorm statistics are recomputed from the sample at every point, or else interpolated like the weights.
+    BatchNorm statistics are recomputed from the sample at every point.
     """
     at = _linspace(0.0, 1.0, points)
     with restore_state(surface) as set_state:
 
         def evaluate(t: float) -> PointStats:
             set_state(uniform([start, end], [1 - t, t]))
-            return _evaluate_point(surface, update_bn)
+            return _evaluate_point(surface, update_bn=True)
 
-        stats = [evaluate(t) for t in at]
-        return _make_curve(at, stats, _statistics_label(surface, "recomputed" if update_bn else "interpolated"))
+        return _make_curve(at, [evaluate(t) for t in at], _statistics_label(surface, "recomputed"))
 
 
 def compute_barrier(at: Sequence[float], values: Sequence[float]) -> Barrier:
@@ -160,13 +130,7 @@ def compute_barrier(at: Sequence[float], values: Sequence[float]) -> Barrier:
 
 
 def evaluate_grid(
-    surface: LossSurface,
-    x: TensorTree,
-    y: TensorTree,
-    *,
-    extent: float = 1.0,
-    points: int = 21,
-    update_bn: bool = False,
+    surface: LossSurface, x: TensorTree, y: TensorTree, *, extent: float = 1.0, points: int = 21
 ) -> LossGrid:
     """Return the loss at origin + s * x + t * y, for s and t from -extent to extent."""
     at = _linspace(-extent, extent, points)
@@ -175,12 +139,12 @@ def evaluate_grid(
         def evaluate(s: float, t: float) -> PointStats:
             moved = tensor_tree.add(tensor_tree.add(surface.origin, x, times=s), y, times=t) if s or t else None
             set_state(surface.origin if moved is None else moved)
-            return _evaluate_point(surface, update_bn)
+            return _evaluate_point(surface)
 
         rows = [[evaluate(s, t) for s in at] for t in at]
         member = evaluate(0.0, 0.0)
     marks = {"member": Mark(0.0, 0.0, member.loss, member.accuracy)}
-    return _make_grid(at, at, rows, _statistics_label(surface, "recomputed" if update_bn else "own"), marks)
+    return _make_grid(at, at, rows, _statistics_label(surface, "own"), marks)
 
 
 def evaluate_plane(
@@ -204,7 +168,7 @@ def evaluate_plane(
 
         def evaluate(params: TensorTree) -> PointStats:
             set_state(params)
-            return _evaluate_point(surface, True)
+            return _evaluate_point(surface, update_bn=True)
 
         def params_at(s: float, t: float) -> TensorTree:
             params = tensor_tree.add(tensor_tree.add(origin, x_axis, times=s), y_axis, times=t)
@@ -240,7 +204,7 @@ class PointStats:
 
 
 @torch.no_grad()
-def _evaluate_point(surface: LossSurface, update_bn: bool) -> PointStats:
+def _evaluate_point(surface: LossSurface, *, update_bn: bool = False) -> PointStats:
     if update_bn and not surface.module.training:
         reestimate_bn(surface.module, (batch.x for batch in surface.batches))
     batch_losses, correct = [], 0

@@ -52,7 +52,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 def read_checkpoint(file: Path) -> Any:
     """Return the content of a torch checkpoint: tensors, numbers, text, and containers of them."""
     names = _unsafe_names(file)
-    unknown = sorted(name for name in names if not _is_skipped(name))
+    unknown = sorted(name for name in names if not (name in SKIPPED or name.startswith("torch.nn.modules.")))
     if unknown:
         listed = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")
         raise RecipeError(
@@ -77,11 +77,6 @@ def _unsafe_names(file: Path) -> list[str]:
         return torch.serialization.get_unsafe_globals_in_checkpoint(str(file))
     except Exception:  # a damaged file can raise anything; reading it reports the problem
         return []
-
-
-def _is_skipped(name: str) -> bool:
-    # Modules are torch's own classes, which are common among hyperparameters: loss functions and activations.
-    return name in SKIPPED or name.startswith("torch.nn.modules.")
 
 
 def _read_safetensors(file: Path) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, VERSION, Corru
 from plateaux.data.corruptions.severities import SIZES, TABLES, table_size
 from plateaux.data.loader import ordered_batches
 from plateaux.data.sources import InMemorySource
-from plateaux.models.architectures.resnet import resnet20
+from plateaux.models.architectures.resnet import resnet
 from plateaux.models.surgery import load_weights
 
 pytest.importorskip("scipy")
@@ -265,7 +265,7 @@ def test_samples_that_are_not_images_are_rejected() -> None:
 
 @pytest.fixture(scope="module")
 def network() -> Any:
-    return resnet20(shape=(3, 32, 32), classes=10).eval()
+    return resnet(depth=20, shape=(3, 32, 32), classes=10).eval()
 
 
 def load_cifar10_test(root: Path, count: int) -> tuple[Tensor, Tensor]:

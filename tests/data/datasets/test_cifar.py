@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.data.datasets.cifar import cifar10, cifar100
+from plateaux.core.registry import dataset
 from plateaux.data.sources import InMemorySource
 
+cifar10, cifar100 = dataset.get("cifar10"), dataset.get("cifar100")
 REAL = os.environ.get("PLATEAUX_DATA", "")
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (12, 3072), dtype=np.uint8)

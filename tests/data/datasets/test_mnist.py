@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from plateaux.core.errors import DataError, RecipeError
-from plateaux.data.datasets.mnist import fashion_mnist, mnist
+from plateaux.core.registry import dataset
 from plateaux.data.sources import DataSplits, InMemorySource
 
+mnist, fashion_mnist = dataset.get("mnist"), dataset.get("fashion_mnist")
 REAL = os.environ.get("PLATEAUX_DATA", "")
 X = np.random.default_rng(0).integers(0, 256, (7, 28, 28), dtype=np.uint8)
 Y = np.arange(7, dtype=np.uint8)

@@ -22,6 +22,7 @@ from plateaux.evaluation.confidence import (
     pack_confidence,
     unpack_confidence,
 )
+from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.metrics.calibration import MAX_CELLS
 from tests.evaluation.metrics.test_every_metric import (
     approx_or_none,
@@ -290,15 +291,7 @@ def test_the_state_has_four_bytes_per_sample_and_row() -> None:
     assert sum(tensor.nbytes for tensor in state.values()) == 4 * 100 * 5
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "brier_parts"])
 def test_zero_bins_are_refused(name: str) -> None:
-    with pytest.raises(RecipeError, match="bins = 0"):
-        registry.metric.get(name)(bins=0)
-
-
-def test_attributes_of_the_metrics() -> None:
-    metrics = {name: registry.metric.get(name)(bins=7) for name in NAMES}
-    assert {metric.group for metric in metrics.values()} == {"uncertainty"}
-    assert all(metric.percent and metric.min_members == 1 for metric in metrics.values())
-    assert [metric.higher_is_better for metric in metrics.values()] == [False, False, False, None]
-    assert all("7" in metric.definition for metric in metrics.values())
+    with pytest.raises(RecipeError, match="bins = '0': Input should be greater than or equal to 1"):
+        get_metrics([f"{name}(bins=0)"])

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
-from plateaux.core.outputs import features
 from plateaux.core.types import Batch
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation.metric_loop import evaluate_metrics
@@ -135,10 +134,3 @@ def test_networks_of_different_widths_are_compared_by_inputs_of_the_last_layer()
     a, b = (f - f.mean(0) for f in batch_sizes)
     truth = (a.T @ b).norm() ** 2 / ((a.T @ a).norm() * (b.T @ b).norm())
     assert results["cka"]["members 0 and 1"].value == pytest.approx(float(truth), rel=1e-5)
-
-
-def test_attributes_of_the_metric() -> None:
-    metric = cka()
-    assert metric.output is features
-    assert (metric.group, metric.min_members, metric.higher_is_better) == ("diversity", 2, None)
-    assert "no standard error" in metric.definition

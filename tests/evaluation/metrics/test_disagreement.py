@@ -152,11 +152,3 @@ def test_batches_and_the_order_of_members_do_not_matter(case: Case, order: list[
 def test_kl_is_never_negative(case: Case) -> None:
     logits, y, _ = case
     assert all(value.value >= 0 for value in evaluate(kl(), logits.float(), y).values())
-
-
-def test_attributes_of_the_metrics() -> None:
-    assert disagreement().percent
-    for build in ALL.values():
-        metric = build()
-        assert (metric.group, metric.min_members, metric.higher_is_better) == ("diversity", 2, None)
-        assert metric.definition

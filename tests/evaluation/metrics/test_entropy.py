@@ -134,10 +134,3 @@ def test_mutual_information_is_not_negative_after_rounding() -> None:
     for s in range(300):
         value = evaluate(mutual_information(), same[:, s : s + 1], y[s : s + 1])[ALL_MEMBERS]
         assert 0 <= value.value < 1e-14
-
-
-def test_attributes_of_the_metrics() -> None:
-    for build in ALL.values():
-        metric = build()
-        assert (metric.group, metric.min_members, metric.higher_is_better) == ("diversity", 1, None)
-        assert "nats" in metric.definition

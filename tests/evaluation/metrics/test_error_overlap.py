@@ -184,15 +184,6 @@ def test_batches_and_the_order_of_members_do_not_matter(case: Case, order: list[
         check_order(build(), values, y, [i for i in order if i < len(logits)])
 
 
-def test_attributes_of_the_metrics() -> None:
-    better = {"error_overlap": None, "q_statistic": None, "eir": True, "oracle": True}
-    assert {name: build().higher_is_better for name, build in ALL.items()} == better
-    assert oracle().percent
-    assert all(
-        build().group == "diversity" and build().min_members == 2 and build().definition for build in ALL.values()
-    )
-
-
 def test_the_best_member_is_the_most_accurate_one() -> None:
     logits, y = random_logits(4, 90, 5)
     best = float((logits.argmax(-1) == y).double().mean(-1).max())

@@ -18,11 +18,13 @@ from torch import Tensor
 from plateaux.core import registry
 from plateaux.core.member import MemberModule
 from plateaux.core.metric import Metric
+from plateaux.core.outputs import features
 from plateaux.core.row_names import MEAN_LOGIT, MEAN_PROBABILITY, row_names
 from plateaux.core.types import Batch, Estimate
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.ensembles.log_probs import log_probabilities
 from plateaux.evaluation.metric_loop import evaluate_metrics
+from plateaux.evaluation.metric_specs import get_metrics
 
 NAMES = ["accuracy", "nll", "brier", "ece"]
 Rows = Mapping[str, Estimate]
@@ -284,3 +286,57 @@ def test_reduce_cat_concatenates_rows() -> None:
     batches = [Batch(torch.arange(a, b), y[a:b], torch.arange(a, b)) for a, b in ((0, 4), (4, 9))]
     modules = [MemberModule(lambda x, row=row: row[x]) for row in logits]
     assert evaluate_metrics(SINGLE_PROCESS, modules, batches, {"kept": metric}) == {"kept": {"count": Estimate(9.0)}}
+
+
+# By group: whether values are in percent, the fewest members, whether higher is better, and words of the definition.
+ATTRIBUTES = {
+    "uncertainty": (
+        ("ece(bins=7)", True, 1, False, "7"),
+        ("adaptive_ece(bins=7)", True, 1, False, "7"),
+        ("classwise_ece(bins=7)", True, 1, False, "7"),
+        ("reliability(bins=7)", True, 1, None, "7"),
+        ("nll", False, 1, False, ""),
+        ("brier", False, 1, False, ""),
+        ("brier_parts(bins=7)", False, 1, None, "7 equal-width bins"),
+        ("aurc", False, 1, False, "ties"),
+        ("e_aurc", False, 1, False, "ties"),
+        ("risk_at_coverage(coverage=0.5)", True, 1, False, "most confident fraction 0.5 of all"),
+    ),
+    "performance": (
+        ("accuracy", True, 1, True, ""),
+        ("top5(k=3)", True, 1, True, "k = 3"),
+        ("balanced_accuracy", True, 1, True, ""),
+        ("macro_f1", True, 1, True, ""),
+        ("binary_f1", True, 1, True, ""),
+        ("per_class", False, 1, None, ""),
+    ),
+    "diversity": (
+        ("disagreement", True, 2, None, ""),
+        ("der", False, 2, None, ""),
+        ("kl", False, 2, None, ""),
+        ("cka", None, 2, None, "no standard error"),
+        ("variance(ddof=0)", None, 2, None, "ddof = 0"),
+        ("variance(space=probabilities)", None, 2, None, "probabilities"),
+        ("unique", None, 2, None, ""),
+        ("pds", None, 2, None, ""),
+        ("error_overlap", None, 2, None, ""),
+        ("q_statistic", None, 2, None, ""),
+        ("eir", None, 2, True, ""),
+        ("oracle", True, 2, True, ""),
+        ("predictive_entropy", None, 1, None, "nats"),
+        ("expected_entropy", None, 1, None, "nats"),
+        ("mutual_information", None, 1, None, "nats"),
+    ),
+}
+
+
+def test_attributes_of_the_metrics() -> None:
+    for group, rows in ATTRIBUTES.items():
+        for spec, percent, members, higher, words in rows:
+            metric = get_metrics([spec])[spec]
+            assert (metric.group, metric.min_members, metric.higher_is_better) == (group, members, higher), spec
+            assert percent in (None, metric.percent), spec
+            assert metric.definition, spec
+            assert words in metric.definition, spec
+    assert get_metrics(["cka"])["cka"].output is features
+    assert {get_metrics([name])[name].reduce for name in ("aurc", "e_aurc", "risk_at_coverage")} == {"cat"}

@@ -230,13 +230,3 @@ def test_one_class_and_one_sample_are_enough(name: str) -> None:
     for value in evaluate(name, torch.randn(2, 1, 1), torch.zeros(1, dtype=torch.int64)).values():
         assert value.value == 1
         assert value.stderr in (None, 0.0)
-
-
-def test_attributes_of_the_metrics() -> None:
-    metrics = {name: registry.metric.get(name)() for name in [*NAMES, "binary_f1"]}
-    assert {metric.group for metric in metrics.values()} == {"performance"}
-    assert [name for name, metric in metrics.items() if not metric.percent] == ["per_class"]
-    assert [name for name, metric in metrics.items() if metric.higher_is_better is not True] == ["per_class"]
-    assert metrics["per_class"].higher_is_better is None
-    assert all(metric.definition and metric.min_members == 1 for metric in metrics.values())
-    assert "k = 3" in registry.metric.get("top5")(k=3).definition

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from plateaux.core import registry
-from plateaux.core.errors import RecipeError
 from plateaux.core.row_names import row_name
 from plateaux.core.types import Batch, Estimate
 from tests.evaluation.metrics.test_every_metric import evaluate, probabilities, random_logits
@@ -122,20 +121,6 @@ def test_the_order_of_members_does_not_matter() -> None:
     rows, other = evaluate("brier_parts", logits, y), evaluate("brier_parts", logits[[2, 0, 1]], y)
     for part in PARTS:
         assert rows[row_name("member 0", part)] == other[row_name("member 1", part)]
-
-
-def test_attributes_of_the_metrics() -> None:
-    metrics = {name: registry.metric.get(name)() for name in ("nll", "brier", "brier_parts")}
-    assert {metric.group for metric in metrics.values()} == {"uncertainty"}
-    assert [metric.higher_is_better for metric in metrics.values()] == [False, False, None]
-    assert not any(metric.percent for metric in metrics.values())
-    assert all(metric.definition and metric.min_members == 1 for metric in metrics.values())
-    assert "7 equal-width bins" in registry.metric.get("brier_parts")(bins=7).definition
-
-
-def test_zero_bins_are_refused() -> None:
-    with pytest.raises(RecipeError, match="bins = 0; allowed: 1 or more"):
-        registry.metric.get("brier_parts")(bins=0)
 
 
 def test_the_state_stays_small_with_many_classes() -> None:

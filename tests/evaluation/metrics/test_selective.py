@@ -194,12 +194,3 @@ def test_the_state_has_four_bytes_per_sample_and_row() -> None:
     for name in NAMES:
         state = registry.metric.get(name)().update(logits, Batch(y, y, y))
         assert sum(tensor.nbytes for tensor in state.values()) == 4 * 100 * 5
-
-
-def test_attributes_of_the_metrics() -> None:
-    metrics = {name: registry.metric.get(name)() for name in NAMES}
-    assert {metric.group for metric in metrics.values()} == {"uncertainty"}
-    assert {metric.higher_is_better for metric in metrics.values()} == {False}
-    assert [metric.percent for metric in metrics.values()] == [False, False, True]
-    assert all("ties" in metric.definition and metric.reduce == "cat" for metric in metrics.values())
-    assert "most confident fraction 0.5 of all" in registry.metric.get("risk_at_coverage")(coverage=0.5).definition

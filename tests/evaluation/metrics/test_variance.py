@@ -123,12 +123,3 @@ def test_the_scores_stay_in_their_range(case: Case) -> None:
     for build in (unique, pds):
         assert 1 - 1e-12 <= evaluate(build(), logits, y)[ALL_MEMBERS].value <= most + 1e-12
     assert evaluate(variance(), logits, y)[ALL_MEMBERS].value >= 0
-
-
-def test_attributes_of_the_metrics() -> None:
-    for build in ALL.values():
-        metric = build()
-        assert (metric.group, metric.min_members, metric.higher_is_better) == ("diversity", 2, None)
-        assert metric.definition
-    assert "ddof = 0" in variance(ddof=0).definition
-    assert "probabilities" in variance(space="probabilities").definition

@@ -68,31 +68,6 @@ def test_the_standard_error_of_fisher_rao_follows_the_delta_method() -> None:
     assert fisher_rao().run(LossSurface(one.member, one.batches[:1]))[""].stderr is None
 
 
-@pytest.mark.parametrize("labels", ["true", "model"])
-def test_the_logit_method_equals_forward_mode_without_biases(labels: str) -> None:
-    for dtype, close in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
-        surface = make_surface(bare(dtype=dtype))
-        result, expected = (fisher_rao(labels=labels, method=way).run(surface) for way in ("logit", "jvp"))  # type: ignore[arg-type]
-        assert result[""].value == pytest.approx(expected[""].value, rel=close)
-        by_logits = fisher_rao(labels=labels, method="logit", layers=2).run(surface)  # type: ignore[arg-type]
-        assert by_logits == result
-
-
-def test_the_logit_method_rejects_networks_that_are_not_homogeneous() -> None:
-    with pytest.raises(RecipeError, match=r"has biases \(0.bias, 2.bias, 4.bias\)"):
-        fisher_rao(method="logit").run(make_surface(bare(bias=True)))
-    with pytest.raises(RecipeError, match="has biases and normalization"):
-        fisher_rao(method="logit").run(make_surface(conv(), 1, 4, 4))
-    with pytest.raises(RecipeError, match="1 hidden layers does not hold"):
-        fisher_rao(method="logit", layers=1).run(make_surface(bare()))
-    bent = bare()
-    bent[1] = nn.Tanh()
-    with pytest.raises(RecipeError, match="2 hidden layers does not hold"):
-        fisher_rao(method="logit").run(make_surface(bent))
-    forced = fisher_rao(method="logit", force=True).run(make_surface(bare(bias=True)))
-    assert forced[""].value != pytest.approx(fisher_rao().run(make_surface(bare(bias=True)))[""].value)
-
-
 def test_fisher_trace_equals_that_of_the_explicit_fisher_matrix() -> None:
     for net, shape in ((bare(bias=True), (4,)), (conv(), (1, 4, 4))):
         surface = make_surface(net, *shape)
@@ -133,18 +108,16 @@ def test_weights_and_buffers_are_restored_in_training_mode() -> None:
     before = {name: tensor.clone() for name, tensor in surface.module.state_dict().items()}
     fisher_rao().run(surface)
     fisher_rao(labels="model").run(surface)
-    fisher_rao(method="logit", force=True).run(surface)
     with pytest.raises(RecipeError, match="gradient per sample is not defined"):
         fisher_trace().run(surface)
     assert all(torch.equal(tensor, before[name]) for name, tensor in surface.module.state_dict().items())
 
 
-def test_the_logit_method_is_zero_for_normalized_logits() -> None:
+def test_the_norm_is_zero_for_normalized_logits() -> None:
     surface = make_surface(bare(), normalize_logits=True)
     for labels in ("true", "model"):
-        for method in ("jvp", "logit"):
-            result = fisher_rao(labels=labels, method=method).run(surface)  # type: ignore[arg-type]
-            assert result[""].value < 1e-12  # the loss does not depend on the scale of the logits
+        result = fisher_rao(labels=labels).run(surface)  # type: ignore[arg-type]
+        assert result[""].value < 1e-12  # the loss does not depend on the scale of the logits
     assert fisher_trace().run(surface)[""].value > 1e-3
 
 
@@ -207,7 +180,6 @@ def test_labels_can_be_class_probabilities() -> None:
 
 def test_the_declared_number_of_passes() -> None:
     assert fisher_rao().passes(30) == 30
-    assert fisher_rao(method="logit").passes(30) == pytest.approx(10)
     assert fisher_trace().passes(30) == 30
 
 

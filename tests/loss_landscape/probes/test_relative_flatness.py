@@ -176,8 +176,6 @@ def test_unsupported_cases_are_rejected_with_an_alternative() -> None:
         relative_flatness().run(make_surface(nn.Sequential(*mlp(), nn.Tanh())))
     with pytest.raises(RecipeError, match="scaling"):
         relative_flatness(layer="4", scaling="std")
-    with pytest.raises(RecipeError, match="mc_samples = 0"):
-        relative_flatness(mc_samples=0)
     assert (
         relative_flatness(layer="4", mc_samples=2).run(make_surface(mlp(), normalize_logits=True))[""].mc_stderr
         is not None

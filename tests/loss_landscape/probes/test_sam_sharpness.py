@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import quadratics
 import torch
 from torch import nn
 from torch.func import functional_call, hessian, vmap
 
-from plateaux.core.errors import RecipeError
 from plateaux.core.member import MemberModule
 from plateaux.core.types import Batch
 from plateaux.loss_landscape.groups import split_groups
@@ -244,20 +241,3 @@ def test_the_declared_number_of_passes_is_exact(probe: object) -> None:
     surface = quadratics.Counting(MemberModule(quadratics.net()), quadratics.cut(quadratics.samples(), (7, 5)))
     probe.run(surface)  # type: ignore[attr-defined]
     assert surface.passes == pytest.approx(probe.passes(12))  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "words"),
-    [
-        (sam_sharpness, {"rho": -0.1}, "rho = -0.1"),
-        (sam_sharpness, {"directions": 0}, "directions = 0"),
-        (sam_sharpness, {"direction": "spher"}, "did you mean 'sphere'"),
-        (sam_sharpness, {"form": "papr"}, "did you mean 'paper'"),
-        (sam_step, {"rho": math.inf}, "rho = inf"),
-        (sam_step, {"m": 0}, "m = 0"),
-        (sam_step, {"eta": -1.0}, "eta = -1.0"),
-    ],
-)
-def test_invalid_options_are_rejected(make: object, options: dict[str, object], words: str) -> None:
-    with pytest.raises(RecipeError, match=words):
-        make(**options)  # type: ignore[operator]

@@ -24,7 +24,7 @@ from plateaux.optim.sam import plain_gradient
 from plateaux.optim.weight_averaging import AveragedWeights
 from plateaux.storage.run import Run
 from plateaux.training.loop import trainer
-from plateaux.training.loop.averaged_weights import averaged_params
+from plateaux.training.loop.checkpointer import averaged_params
 from plateaux.training.train import train
 
 CPU = torch.device("cpu")

@@ -138,7 +138,7 @@ def test_one_autocast_context_for_both_passes_would_make_sam_plain_descent() -> 
 
 
 def test_every_forward_pass_opens_its_own_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    from plateaux.training.loop import forward
+    from plateaux.training.loop import gradients
 
     opened: list[str] = []
 
@@ -146,7 +146,7 @@ def test_every_forward_pass_opens_its_own_autocast(monkeypatch: pytest.MonkeyPat
         opened.append(precision)
         return runtime.autocast(precision, device)
 
-    monkeypatch.setattr(forward, "autocast", counting_autocast)
+    monkeypatch.setattr(gradients, "autocast", counting_autocast)
     state_after("sam", "mlp", dtype=torch.float32, precision="bf16", gradient_accumulation_steps=2)
     assert opened == ["bf16"] * 4
 

@@ -8,47 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from cases import blobs, weight_files
 from safetensors import safe_open
 
 from plateaux.config.builders.data import build_data, train_val_split
-from plateaux.config.recipe import Recipe
 from plateaux.data.sources import InMemorySource
 from plateaux.evaluation.evaluate import evaluate
-from plateaux.storage.run import Run
 from plateaux.training.train import train
-
-TEXT = """
-members = 2
-[data]
-name = "blobs"
-samples = 48
-test_samples = 12
-batch_size = 16
-[model]
-name = "mlp"
-hidden_sizes = [6]
-[optimizer]
-lr = 0.1
-[train]
-epochs = 4
-[executor]
-threads = 1
-[run]
-log_every = 1
-"""
-
-
-def recipe(*changes: str) -> Recipe:
-    return Recipe.parse(TEXT, changes)
-
-
-def weights(run: Run) -> list[bytes]:
-    return [run.store.get(f"members/{n}/weights.safetensors") for n in range(run.recipe.members)]
 
 
 @pytest.mark.parametrize("share", ["0.25", "7"])
 def test_validation_samples_are_never_trained_on(tmp_path: Path, share: str) -> None:
-    what = recipe(f"data.validation_split={share}", "train.epochs=2")
+    what = blobs(f"data.validation_split={share}", "train.epochs=2")
     data = build_data(what)
     train_ids, valid_ids = train_val_split(what, data)
     assert len(valid_ids) == (12 if share == "0.25" else 7)
@@ -75,7 +46,7 @@ def record_samples(data: Any, used: set[tuple[str, int]]) -> Any:
 def test_the_best_weights_are_selected_and_described(tmp_path: Path) -> None:
     # The learning rate becomes far too large later.
     later = 'lr_scheduler=[{name="multistep", milestones=[4], gamma=1000}]'
-    what = recipe("data.validation_split=16", "train.select=best:nll", "train.epochs=8", later)
+    what = blobs("data.validation_split=16", "train.select=best:nll", "train.epochs=8", later)
     run = train(what, tmp_path)
     (result,) = evaluate(tmp_path, split="validation", metrics=["nll"])
     for number in range(2):
@@ -92,12 +63,12 @@ def test_the_best_weights_are_selected_and_described(tmp_path: Path) -> None:
 
 
 def test_the_last_weights_are_described(tmp_path: Path) -> None:
-    assert train(recipe(), tmp_path).progress(1).weights_source == "epoch 4, the last"
+    assert train(blobs(), tmp_path).progress(1).weights_source == "epoch 4, the last"
 
 
 def test_early_stopping_ends_a_member_and_stores_the_reason(tmp_path: Path) -> None:
     # With lr = 0, the first validation is never improved.
-    what = recipe(
+    what = blobs(
         "data.validation_split=16", "train.early_stopping_patience=2", "train.epochs=9", "optimizer.lr=[0.0, 0.05]"
     )
     run = train(what, tmp_path)
@@ -109,31 +80,29 @@ def test_early_stopping_ends_a_member_and_stores_the_reason(tmp_path: Path) -> N
 
 
 def test_validation_can_run_every_few_epochs(tmp_path: Path) -> None:
-    run = train(recipe("data.validation_split=16", "train.validate_every=2", "train.epochs=5"), tmp_path)
+    run = train(blobs("data.validation_split=16", "train.validate_every=2", "train.epochs=5"), tmp_path)
     assert [line["epoch"] for line in run.log(0) if "validation nll" in line] == [2, 4]
 
 
 def test_the_log_does_not_depend_on_when_checkpoints_are_written(tmp_path: Path) -> None:
-    often = train(
-        recipe("run.checkpoint_every_minutes=1e-9", "run.log_every=2", "optimizer.lr=0.3"), tmp_path / "often"
-    )
-    never = train(recipe("run.checkpoint_every_epochs=4", "run.log_every=2", "optimizer.lr=0.3"), tmp_path / "never")
+    often = train(blobs("run.checkpoint_every_minutes=1e-9", "run.log_every=2", "optimizer.lr=0.3"), tmp_path / "often")
+    never = train(blobs("run.checkpoint_every_epochs=4", "run.log_every=2", "optimizer.lr=0.3"), tmp_path / "never")
     assert len(often.progress(0).log_parts) == 12
     assert len(never.progress(0).log_parts) == 1
     assert often.log(0) == never.log(0)
     assert [line["step"] for line in often.log(0) if "step" in line] == [2, 3] * 4
-    assert weights(often) == weights(never)
+    assert weight_files(often) == weight_files(never)
 
 
 @pytest.mark.usefixtures("rng_unchanged")
 def test_training_does_not_use_the_global_generator(tmp_path: Path) -> None:
-    train(recipe("method.name=sam", "data.validation_split=8"), tmp_path)
+    train(blobs("method.name=sam", "data.validation_split=8"), tmp_path)
 
 
 def test_deterministic_sets_the_flag_during_training(tmp_path: Path) -> None:
     flags = []
     train(
-        recipe("train.deterministic=true"),
+        blobs("train.deterministic=true"),
         tmp_path,
         progress=lambda _: flags.append(torch.are_deterministic_algorithms_enabled()),
     )

@@ -1,4 +1,4 @@
-"""Confidence intervals: Student's t over repetitions, of a slope, and Fisher's z of a rank correlation.
+"""Confidence intervals: Student's t over repetitions, and of a slope.
 
 Every interval records what it is over. A nominal 95 % bootstrap of two or three repetitions covers only 50 to 75 %, so
 repetitions are never resampled.
@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from plateaux.core.stats.ranking import spearman
 from plateaux.core.types import Estimate
 
 LEVEL = 0.95
@@ -41,11 +39,6 @@ class Interval:
     def half(self) -> float:
         """Half the width."""
         return (self.high - self.low) / 2
-
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether zero lies outside the interval; False if the ends are NaN."""
-        return self.low > 0 or self.high < 0
 
 
 def t_interval(numbers: ArrayLike, *, level: float = LEVEL, simultaneous: int = 1) -> Interval:
@@ -79,12 +72,12 @@ def paired_t_interval(numbers: ArrayLike, baseline: ArrayLike, *, level: float =
     return _t_interval(_finite(ours - theirs), "paired repetitions", level)
 
 
-def slope(x: ArrayLike, y: ArrayLike, *, log: bool = True, level: float = LEVEL) -> Interval:
-    """Return the least-squares slope of y on x with its t interval, on log-log axes by default.
+def slope(x: ArrayLike, y: ArrayLike, *, level: float = LEVEL) -> Interval:
+    """Return the least-squares slope of y on x on log-log axes, with its t interval.
 
-    On log-log axes it is the exponent beta of diversity ~ sharpness^beta; points that are not positive are left out.
+    It is the exponent beta of diversity ~ sharpness^beta; points that are not positive are left out.
     """
-    across, up = _points(x, y, log)
+    across, up = _log_points(x, y)
     count = len(across)
     spread = float(((across - across.mean()) ** 2).sum()) if count else 0.0
     if count < 2 or spread == 0:
@@ -95,24 +88,6 @@ def slope(x: ArrayLike, y: ArrayLike, *, log: bool = True, level: float = LEVEL)
     residuals = up - up.mean() - beta * (across - across.mean())
     error = math.sqrt(float((residuals**2).sum()) / (count - 2) / spread)
     return _around(beta, error, count - 2, count, "points", level)
-
-
-def rank_correlation(x: ArrayLike, y: ArrayLike, *, level: float = LEVEL) -> Interval:
-    """Return Spearman's rank correlation; from four points on, with a Fisher-z interval (Bonett and Wright 2000)."""
-    across, up = _points(x, y, False)
-    count = len(across)
-    if count < 2 or np.ptp(across) == 0 or np.ptp(up) == 0:
-        return Interval(NAN, NAN, NAN, count, "points", level)
-    rho = spearman(across, up).value
-    if count < 4:
-        return Interval(rho, NAN, NAN, count, "points", level)
-    if abs(rho) > 1 - 1e-12:  # Fisher's z is infinite at 1, so use the interval of the next smaller correlation
-        rho, z = math.copysign(1.0, rho), math.copysign(math.atanh(1 - 6 / (count**3 - count)), rho)
-    else:
-        z = math.atanh(rho)
-    half = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt((1 + math.tanh(z) ** 2 / 2) / (count - 3))
-    low, high = math.tanh(z - half), math.tanh(z + half)
-    return Interval(rho, min(low, rho), max(high, rho), count, "points", level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,16 +183,12 @@ def _finite(numbers: ArrayLike) -> Floats:
     return values[np.isfinite(values)]
 
 
-def _points(x: ArrayLike, y: ArrayLike, log: bool) -> tuple[Floats, Floats]:
+def _log_points(x: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:
     across, up = (np.asarray(values, dtype=np.float64).reshape(-1) for values in (x, y))
     if len(across) != len(up):
         raise ValueError(f"Got {len(across)} values of x and {len(up)} of y. Give one of each for every point.")
-    usable = np.isfinite(across) & np.isfinite(up)
-    if log:
-        usable &= (across > 0) & (up > 0)
-        across, up = np.log(across[usable]), np.log(up[usable])
-        return across, up
-    return across[usable], up[usable]
+    usable = np.isfinite(across) & np.isfinite(up) & (across > 0) & (up > 0)
+    return np.log(across[usable]), np.log(up[usable])
 
 
 def _mean(numbers: Sequence[float]) -> float:

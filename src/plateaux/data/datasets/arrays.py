@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +16,12 @@ from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.ranges import Count, Fraction, Number, Positive, Seed, Size
 from plateaux.core.registry import dataset
 from plateaux.core.types import derive_seed
-from plateaux.data.files import check_labels, data_path, head, missing_data_error, per_channel, try_read
+from plateaux.data.files import check_labels, data_path, head, missing_data_error, per_channel, read_npz, try_read
 from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.data.tensor_names import from_named_tensors
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
+ARRAYS = (*NAMES, "x", "y", "names")  # that a file or folder may contain
 Layout = Literal["auto", "channels_first", "channels_last"]
 
 
@@ -102,25 +102,14 @@ def _read_stored(file: Path) -> DataSplits:
 
 def _load_arrays(file: Path, *, also_here: bool) -> Mapping[str, np.ndarray[Any, Any]]:
     if file.is_dir():
-        paths = {p.stem: p for p in sorted(file.glob("*.npy")) if p.stem in (*NAMES, "x", "y", "names")}
+        paths = {p.stem: p for p in sorted(file.glob("*.npy")) if p.stem in ARRAYS}
         return {name: try_read(p, lambda p: np.load(p, allow_pickle=False)) for name, p in paths.items()}
     if not file.is_file():
         raise missing_data_error(
             "The arrays", expected=file.name, folder=file.parent, url="your own files", also_here=also_here
         )
-    contents: dict[str, np.ndarray[Any, Any]] = try_read(file, _read_npz)
+    contents: dict[str, np.ndarray[Any, Any]] = try_read(file, lambda path: read_npz(path, ARRAYS))
     return contents
-
-
-def _read_npz(file: Path) -> dict[str, np.ndarray[Any, Any]]:
-    try:
-        npz = np.load(file, allow_pickle=False)
-        if not isinstance(npz, np.lib.npyio.NpzFile):
-            raise DataError(f"{file} is a single array. Use an .npz file, or the folder that contains x.npy and y.npy.")
-        with npz:
-            return {name: npz[name] for name in npz.files if name in (*NAMES, "x", "y", "names")}
-    except zipfile.BadZipFile as error:
-        raise DataError(f"{file} is not a complete .npz file ({error}). Write it again.") from error
 
 
 def _train_and_test(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import md5
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,12 +18,12 @@ from plateaux.core.errors import DataError
 from plateaux.core.ranges import Count, CountOrZero, Number, Positive
 from plateaux.core.registry import dataset
 from plateaux.data.files import (
-    Range,
     check_labels,
     data_root,
     missing_data_error,
     per_channel,
     read_lines,
+    size_remarks,
     take,
     try_read,
 )
@@ -33,30 +33,17 @@ PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 PIXELS = 3 * 32 * 32
 
 
-@dataset
-def cifar10(
+MEAN_AND_STD = {
+    10: ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    100: ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+
+
+@dataset("cifar10", kind=10, coarse=False)
+@dataset("cifar100", kind=100)
+def cifar(
     *,
-    root: str | None = None,
-    start: CountOrZero = 0,
-    limit: Count | None = None,
-    test_start: CountOrZero = 0,
-    test_limit: Count | None = None,
-    mean: Sequence[Number] | None = None,
-    std: Sequence[Positive] | None = None,
-) -> DataSplits:
-    """CIFAR-10: 50,000 + 10,000 color photographs of 32 x 32 pixels in 10 classes.
-
-    `start` and `limit` select training images in the order of the files, `test_start` and `test_limit` test images.
-    """
-    batches = tuple(f"data_batch_{i}" for i in range(1, 6))
-    layout = _Layout("CIFAR-10", "cifar-10-batches-bin", "cifar-10-batches-py", batches, "test_batch", 10)
-    default = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    return _load(layout, "cifar10", root, ((start, limit), (test_start, test_limit)), (mean, std), default)
-
-
-@dataset
-def cifar100(
-    *,
+    kind: Literal[10, 100],
     coarse: bool = False,
     root: str | None = None,
     start: CountOrZero = 0,
@@ -66,14 +53,31 @@ def cifar100(
     mean: Sequence[Number] | None = None,
     std: Sequence[Positive] | None = None,
 ) -> DataSplits:
-    """CIFAR-100: 50,000 + 10,000 color photographs of 32 x 32 pixels in 100 classes, or 20 coarse classes.
+    """CIFAR-10 or CIFAR-100: 50,000 + 10,000 color photographs of 32 x 32 pixels in 10 or 100 classes.
 
-    `start` and `limit` select training images in the order of the files, `test_start` and `test_limit` test images.
+    `coarse` selects the 20 coarse classes of CIFAR-100. `start` and `limit` select training images in the order of the
+    files, `test_start` and `test_limit` test images.
     """
-    kind, classes = ("coarse", 20) if coarse else ("fine", 100)
-    layout = _Layout("CIFAR-100", "cifar-100-binary", "cifar-100-python", ("train",), "test", classes, kind)
-    default = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-    return _load(layout, "cifar100", root, ((start, limit), (test_start, test_limit)), (mean, std), default)
+    layout = CIFAR10 if kind == 10 else replace(CIFAR100, classes=20, kind="coarse") if coarse else CIFAR100
+    folder, read, suffix = _find(layout, data_root(root))
+    train = [try_read(folder / f"{file}{suffix}", read) for file in layout.train]
+    x, y = torch.cat([part[0] for part in train]), torch.cat([part[1] for part in train])
+    test_x, test_y = try_read(folder / f"{layout.test}{suffix}", read)
+    default_mean, default_std = MEAN_AND_STD[kind]
+    return DataSplits(
+        f"cifar{kind}",
+        train=take(x, y, start, limit),
+        test=take(test_x, test_y, test_start, test_limit, key="test_start"),
+        classes=layout.classes,
+        shape=(3, 32, 32),
+        mean=per_channel(mean, default_mean, 3),
+        std=per_channel(std, default_std, 3),
+        labels=_class_names(layout, folder),
+        remarks=(
+            *size_remarks(len(y), len(test_y), (50_000, 10_000)),
+            *([] if suffix else _hash_remarks(layout, folder)),
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,33 +95,10 @@ class _Layout:
         return f"{self.kind}_label_names.txt" if self.kind else "batches.meta.txt"
 
 
+BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+CIFAR10 = _Layout("CIFAR-10", "cifar-10-batches-bin", "cifar-10-batches-py", BATCHES, "test_batch", 10)
+CIFAR100 = _Layout("CIFAR-100", "cifar-100-binary", "cifar-100-python", ("train",), "test", 100, "fine")
 Images = tuple[Tensor, Tensor]  # uint8 [N, 3, 32, 32], int64 [N]
-Pair = tuple[Sequence[float] | None, Sequence[float] | None]
-
-
-def _load(
-    layout: _Layout,
-    name: str,
-    root: str | None,
-    ranges: tuple[Range, Range],
-    mean_and_std: Pair,
-    default: tuple[tuple[float, ...], tuple[float, ...]],
-) -> DataSplits:
-    folder, read, suffix = _find(layout, data_root(root))
-    train = [try_read(folder / f"{file}{suffix}", read) for file in layout.train]
-    x, y = torch.cat([part[0] for part in train]), torch.cat([part[1] for part in train])
-    test_x, test_y = try_read(folder / f"{layout.test}{suffix}", read)
-    return DataSplits(
-        name,
-        train=take(x, y, *ranges[0]),
-        test=take(test_x, test_y, *ranges[1], key="test_start"),
-        classes=layout.classes,
-        shape=(3, 32, 32),
-        mean=per_channel(mean_and_std[0], default[0], 3),
-        std=per_channel(mean_and_std[1], default[1], 3),
-        labels=_class_names(layout, folder),
-        remarks=(*_size_remarks(len(y), len(test_y)), *([] if suffix else _hash_remarks(layout, folder))),
-    )
 
 
 def _find(layout: _Layout, root: Path) -> tuple[Path, Callable[[Path], Images], str]:
@@ -251,11 +232,6 @@ def _class_names(layout: _Layout, folder: Path) -> tuple[str, ...]:
         contents = try_read(meta, _unpickle) if meta.is_file() else {}
         names = list(contents.get(f"{layout.kind}_label_names" if layout.kind else "label_names", ()))
     return tuple(names) if len(names) == layout.classes else ()
-
-
-def _size_remarks(train: int, test: int) -> list[str]:
-    counts = ((train, 50_000, "train"), (test, 10_000, "test"))
-    return [f"{n:,} of {published:,} {split} images" for n, published, split in counts if n != published]
 
 
 PUBLISHED = {  # md5 of the published pickles

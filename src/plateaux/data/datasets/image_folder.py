@@ -9,10 +9,8 @@ from plateaux.core.errors import DataError
 from plateaux.core.ranges import Count, Number, Positive, Size
 from plateaux.core.registry import dataset
 from plateaux.data.files import (
-    ImageFiles,
     data_path,
-    interleave_classes,
-    limited_count,
+    list_class_folders,
     missing_data_error,
     per_channel,
 )
@@ -68,12 +66,7 @@ def image_folder(
 
 
 def _build_source(folder: Path, classes: Sequence[str], size: int, limit: int | None) -> DatasetSource:
-    groups = [
-        sorted(f"{name}/{file.name}" for file in (folder / name).glob("*") if file.suffix.lower() in SUFFIXES)
-        for name in classes
-    ]
-    names, labels = interleave_classes(groups)
-    if not names:
+    files = list_class_folders(folder, classes, size=size, limit=limit)
+    if not len(files):
         raise DataError(f"{folder} contains no images in its class folders. Supported suffixes: {sorted(SUFFIXES)}.")
-    count = limited_count(len(names), limit)
-    return DatasetSource(ImageFiles(folder, names[:count], labels[:count], size=size), name=folder.name)
+    return DatasetSource(files, name=folder.name)

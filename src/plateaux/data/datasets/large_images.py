@@ -27,12 +27,10 @@ from plateaux.data.files import (
     check_labels,
     data_root,
     head,
-    interleave_classes,
-    limited_count,
+    list_class_folders,
     missing_data_error,
 )
 from plateaux.data.image_paths import open_images
-from plateaux.data.images import SUFFIXES
 from plateaux.data.preprocessing import Preprocessing
 from plateaux.data.sources import DatasetSource, DataSplits, InMemorySource, Source
 
@@ -127,17 +125,10 @@ def _by_class(
 ) -> DataSplits:
     place = data_root(root) / folder
     names = sorted(entry.name for entry in place.iterdir() if entry.is_dir()) if place.is_dir() else []
-    groups = [
-        sorted(f"{one}/{file.name}" for file in (place / one).iterdir() if file.suffix.lower() in SUFFIXES)
-        for one in names
-    ]
-    if not any(groups):
+    files = list_class_folders(place, names, size=size, limit=limit)
+    if not len(files):
         raise missing_data_error(name, expected=f"{classes} folders of images", folder=place, url=page)
-    files, labels = interleave_classes(groups)
-    count = limited_count(len(files), limit)
-    return _splits(
-        name, DatasetSource(ImageFiles(place, files[:count], labels[:count], size=size), name=name), size, names
-    )
+    return _splits(name, DatasetSource(files, name=name), size, names)
 
 
 def _by_list(name: str, file: str, size: int, root: str | None, limit: int | None) -> DataSplits:

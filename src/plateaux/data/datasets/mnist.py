@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Sequence
 from hashlib import md5
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from plateaux.core.errors import DataError
 from plateaux.core.ranges import Count, CountOrZero, Number, Positive
 from plateaux.core.registry import dataset
-from plateaux.data.files import Range, check_labels, data_root, missing_data_error, per_channel, take, try_read
+from plateaux.data.files import check_labels, data_root, missing_data_error, per_channel, size_remarks, take, try_read
 from plateaux.data.sources import DataSplits
 
 PUBLISHED = {  # md5 of the archives; a difference is only a remark, because subsets are allowed
@@ -35,9 +36,22 @@ PUBLISHED = {  # md5 of the archives; a difference is only a remark, because sub
 FASHION_CLASSES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
 
 
-@dataset
-def mnist(
+FOLDERS = {
+    "mnist": ("MNIST/raw", "MNIST", "mnist"),
+    "fashion_mnist": ("FashionMNIST/raw", "FashionMNIST", "fashion-mnist", "fashion_mnist"),
+}
+PAGES = {
+    "mnist": "http://yann.lecun.com/exdb/mnist/",
+    "fashion_mnist": "https://github.com/zalandoresearch/fashion-mnist",
+}
+MEAN_AND_STD = {"mnist": ((0.1307,), (0.3081,)), "fashion_mnist": ((0.2860,), (0.3530,))}
+
+
+@dataset("mnist", kind="mnist")
+@dataset("fashion_mnist", kind="fashion_mnist")
+def idx_images(
     *,
+    kind: Literal["mnist", "fashion_mnist"],
     root: str | None = None,
     start: CountOrZero = 0,
     limit: Count | None = None,
@@ -46,74 +60,39 @@ def mnist(
     mean: Sequence[Number] | None = None,
     std: Sequence[Positive] | None = None,
 ) -> DataSplits:
-    """MNIST: 60,000 + 10,000 handwritten digits of 28 x 28 grayscale pixels.
+    """MNIST or Fashion-MNIST: 60,000 + 10,000 grayscale images of 28 x 28 pixels, of digits or of clothing.
 
     `start` and `limit` select training images in the order of the files, `test_start` and `test_limit` test images.
     """
-    folder = _find("mnist", root, ("MNIST/raw", "MNIST", "mnist"), "http://yann.lecun.com/exdb/mnist/")
-    mean, std = per_channel(mean, (0.1307,), 1), per_channel(std, (0.3081,), 1)
-    return _load("mnist", folder, ((start, limit), (test_start, test_limit)), mean, std)
+    folder = _find(kind, root)
+    (x, y), (test_x, test_y) = (_read_split(folder, stem) for stem in ("train", "t10k"))
+    default_mean, default_std = MEAN_AND_STD[kind]
+    return DataSplits(
+        kind,
+        train=take(x, y, start, limit),
+        test=take(test_x, test_y, test_start, test_limit, key="test_start"),
+        classes=10,
+        shape=(1, 28, 28),
+        mean=per_channel(mean, default_mean, 1),
+        std=per_channel(std, default_std, 1),
+        labels=tuple("0123456789") if kind == "mnist" else tuple(FASHION_CLASSES.split(",")),
+        remarks=(*size_remarks(len(y), len(test_y), (60_000, 10_000)), *_hash_remarks(kind, folder)),
+    )
 
 
-@dataset
-def fashion_mnist(
-    *,
-    root: str | None = None,
-    start: CountOrZero = 0,
-    limit: Count | None = None,
-    test_start: CountOrZero = 0,
-    test_limit: Count | None = None,
-    mean: Sequence[Number] | None = None,
-    std: Sequence[Positive] | None = None,
-) -> DataSplits:
-    """Fashion-MNIST: 60,000 + 10,000 images of clothing of 28 x 28 grayscale pixels in 10 classes.
-
-    `start` and `limit` select training images in the order of the files, `test_start` and `test_limit` test images.
-    """
-    folders = ("FashionMNIST/raw", "FashionMNIST", "fashion-mnist", "fashion_mnist")
-    folder = _find("fashion_mnist", root, folders, "https://github.com/zalandoresearch/fashion-mnist")
-    mean, std = per_channel(mean, (0.2860,), 1), per_channel(std, (0.3530,), 1)
-    return _load("fashion_mnist", folder, ((start, limit), (test_start, test_limit)), mean, std)
-
-
-def _find(name: str, root: str | None, folders: tuple[str, ...], url: str) -> Path:
-    base = data_root(root)
+def _find(name: str, root: str | None) -> Path:
+    base, folders = data_root(root), FOLDERS[name]
     # Both data sets use the same file names, so files directly in the root are used only if the user set it.
     candidates = [base / folder for folder in folders] + ([base] if root else [])
     for folder in candidates:
         if all(_find_file(folder, stem) for stem in PUBLISHED[name]):
             return folder
     expected = f"{', '.join(PUBLISHED[name])} (each also as .gz) under {' or '.join(folders)}"
-    raise missing_data_error(name, expected=expected, folder=base, url=url)
+    raise missing_data_error(name, expected=expected, folder=base, url=PAGES[name])
 
 
 def _find_file(folder: Path, stem: str) -> Path | None:
     return next((path for path in (folder / stem, folder / f"{stem}.gz") if path.is_file()), None)
-
-
-def _load(
-    name: str,
-    folder: Path,
-    ranges: tuple[Range, Range],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-) -> DataSplits:
-    (x, y), (test_x, test_y) = (_read_split(folder, stem) for stem in ("train", "t10k"))
-    counts = ((len(y), 60_000, "train"), (len(test_y), 10_000, "test"))
-    return DataSplits(
-        name,
-        train=take(x, y, *ranges[0]),
-        test=take(test_x, test_y, *ranges[1], key="test_start"),
-        classes=10,
-        shape=(1, 28, 28),
-        mean=mean,
-        std=std,
-        labels=tuple("0123456789") if name == "mnist" else tuple(FASHION_CLASSES.split(",")),
-        remarks=(
-            *(f"{n:,} of {published:,} {split} images" for n, published, split in counts if n != published),
-            *_hash_remarks(name, folder),
-        ),
-    )
 
 
 def _read_split(folder: Path, stem: str) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,6 @@ There is no mean or std: a model normalizes these images like its training data.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from numpy.typing import NDArray
 from plateaux.core.errors import DataError
 from plateaux.core.ranges import Count
 from plateaux.core.registry import dataset
-from plateaux.data.files import check_labels, data_root, head, missing_data_error, try_read
+from plateaux.data.files import check_labels, data_root, head, missing_data_error, read_npz, try_read
 from plateaux.data.sources import DataSplits, InMemorySource
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -56,7 +54,7 @@ def _load(
     if not file.is_file():
         url = f"{page} (as an .npz with uint8 images x, class labels y, and class names)"
         raise missing_data_error(name, expected=file.name, folder=file.parent, url=url)
-    arrays: Arrays = try_read(file, _read_npz)
+    arrays: Arrays = try_read(file, lambda path: read_npz(path, ("x", "y", "names")))
     x, y = _to_images(arrays, file, shape), _to_labels(arrays, file)
     names = tuple(str(class_name) for class_name in arrays.get("names", names)) if "y" in arrays else ("unknown",)
     classes = len(names) or int(y.max()) + 1
@@ -72,14 +70,6 @@ def _load(
         labels=names,
         remarks=("test only: there are no train images",),
     )
-
-
-def _read_npz(file: Path) -> Arrays:
-    try:
-        with np.load(file, allow_pickle=False) as npz:
-            return {name: npz[name] for name in npz.files if name in ("x", "y", "names")}
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{file} is not a complete .npz file ({error}). Download it again.") from error
 
 
 def _to_images(arrays: Arrays, file: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:

@@ -18,6 +18,7 @@ from plateaux.data.files import (
     missing_data_error,
     per_channel,
     read_lines,
+    size_remarks,
 )
 from plateaux.data.sources import DataSplits, InMemorySource
 
@@ -40,7 +41,6 @@ def tiny_imagenet(
             raise missing_data_error("Tiny ImageNet", expected=file, folder=folder, url=PAGE)
     classes = sorted(read_lines(folder / "wnids.txt"))
     train, test = _list_train(folder, classes), _list_validation(folder, classes)
-    counts = ((len(train), 100_000, "train"), (len(test), 10_000, "test"))
     return DataSplits(
         "tiny_imagenet",
         train=_decode_all(train, limit),
@@ -50,7 +50,7 @@ def tiny_imagenet(
         mean=per_channel(mean, (0.480, 0.448, 0.397), 3),
         std=per_channel(std, (0.276, 0.269, 0.282), 3),
         labels=_class_names(folder, classes),
-        remarks=tuple(f"{n:,} of {published:,} {split} images" for n, published, split in counts if n != published),
+        remarks=tuple(size_remarks(len(train), len(test), (100_000, 10_000))),
     )
 
 

@@ -20,13 +20,11 @@ from plateaux.evaluation.confidence import (
     Codes,
     TieGroups,
     bin_sums,
-    check_bins,
     confidence_and_prediction,
+    confidence_metric,
     equal_mass,
     equal_width,
-    sort_by_confidence,
     tie_groups,
-    update_confidences,
 )
 
 MAX_CELLS = 300  # classes x bins; the standard error needs all pairwise products of cells: 0.7 MB per row
@@ -39,7 +37,6 @@ def ece(*, bins: Count = 15) -> Metric:
 
     Bin i contains confidences in [i/bins, (i+1)/bins); the last bin is closed and includes a confidence of 1.
     """
-    check_bins(bins)
 
     def update(logits: Tensor, batch: Batch) -> TensorTree:
         confidence, correct = _confidence_and_correct(logits, batch)
@@ -61,36 +58,24 @@ def ece(*, bins: Count = 15) -> Metric:
 @metric
 def adaptive_ece(*, bins: Count = 15) -> Metric:
     """Adaptive calibration error: the expected calibration error (ECE) over bins with equal numbers of samples."""
-    check_bins(bins)
 
-    def compute(state: TensorTree) -> Mapping[RowName, Estimate]:
-        rows = state["packed"].unbind(-1)
-        return {
-            name: compute_row(sort_by_confidence(row)) for name, row in zip(row_names(len(rows)), rows, strict=True)
-        }
-
-    def compute_row(codes: Codes) -> Estimate:
+    def value(codes: Codes) -> Estimate:
         bin_stats = np.zeros((3, bins))
         for ties in tie_groups(codes):
             bin_stats += _equal_mass_stats(ties, len(codes), bins)
         return _calibration_error(*torch.from_numpy(bin_stats))
 
-    return Metric(
-        update_confidences,
-        compute,
-        reduce="cat",
-        higher_is_better=False,
-        group="uncertainty",
-        percent=True,
-        definition=f"{bins} bins with equal numbers of samples; tied confidences share the bin of their lowest rank; "
+    return confidence_metric(
+        value,
+        f"{bins} bins with equal numbers of samples; tied confidences share the bin of their lowest rank; "
         f"confidence is the largest probability; {STDERR}",
+        percent=True,
     )
 
 
 @metric
 def classwise_ece(*, bins: Count = 15) -> Metric:
     """Classwise ECE: mean over classes of the expected calibration error of each class's probability, one-vs-rest."""
-    check_bins(bins)
 
     def update(logits: Tensor, batch: Batch) -> TensorTree:
         p = log_probabilities(logits).double().exp().clamp(max=1)  # [R, B, C]
@@ -114,7 +99,6 @@ def classwise_ece(*, bins: Count = 15) -> Metric:
 @metric
 def reliability(*, bins: Count = 15) -> Metric:
     """Reliability diagram as numbers: fraction of samples, mean confidence and accuracy of every confidence bin."""
-    check_bins(bins)
 
     def update(logits: Tensor, batch: Batch) -> TensorTree:
         confidence, correct = _confidence_and_correct(logits, batch)

@@ -10,7 +10,7 @@ For a single member the first two equal its entropy, and its mutual information 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ def _mean_metric(scores: Callable[[Tensor], Tensor], definition: str) -> Metric:
         return sums_and_squares(scores(log_probs_float64(logits)))
 
     def compute(sums: TensorTree) -> Mapping[RowName, Estimate]:
-        return means_from_sums(sums, _row_names(len(sums["sum"])))
+        return means_from_sums(sums, [*map(RowName.member, range(len(sums["sum"]) - 1)), ALL_MEMBERS])
 
     return Metric(
         update,
@@ -66,10 +66,6 @@ def _mean_metric(scores: Callable[[Tensor], Tensor], definition: str) -> Metric:
         group="diversity",
         definition=f"{definition}; mean over samples with its standard error",
     )
-
-
-def _row_names(rows: int) -> Sequence[RowName]:
-    return [*map(RowName.member, range(rows - 1)), ALL_MEMBERS]
 
 
 def _predictive(log_p: Tensor) -> Tensor:

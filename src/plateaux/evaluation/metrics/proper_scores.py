@@ -14,7 +14,7 @@ from plateaux.core.row_names import RowName, row_name, row_names
 from plateaux.core.stats.estimates import means_from_sums, sums_and_squares
 from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.ensembles.log_probs import log_probabilities
-from plateaux.evaluation.confidence import bin_sums, check_bins, equal_width
+from plateaux.evaluation.confidence import bin_sums, equal_width
 
 
 @metric
@@ -35,7 +35,6 @@ def brier() -> Metric:
 @metric
 def brier_parts(*, bins: Count = 15) -> Metric:
     """Decomposition of the Brier score: reliability, resolution, uncertainty and remainder, by bins of probability."""
-    check_bins(bins)
 
     def update(logits: Tensor, batch: Batch) -> TensorTree:
         log_p = log_probabilities(logits)

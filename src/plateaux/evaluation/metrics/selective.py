@@ -6,7 +6,6 @@ is undefined, so each of them counts with their mean error rate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -18,10 +17,9 @@ from plateaux.core.errors import RecipeError
 from plateaux.core.metric import Metric
 from plateaux.core.ranges import Fraction
 from plateaux.core.registry import metric
-from plateaux.core.row_names import RowName, row_names
 from plateaux.core.stats.estimates import proportion
-from plateaux.core.types import Estimate, TensorTree
-from plateaux.evaluation.confidence import Codes, TieGroups, has_nan, sort_by_confidence, tie_groups, update_confidences
+from plateaux.core.types import Estimate
+from plateaux.evaluation.confidence import Codes, TieGroups, confidence_metric, tie_groups
 
 TIES = "confidence is the largest probability; ties count with their mean error rate"
 Floats = NDArray[np.float64]
@@ -61,7 +59,7 @@ def aurc() -> Metric:
         area, correct, incorrect = _area(codes)
         return _jackknife(area, correct.merge(incorrect))
 
-    return _confidence_metric(value, f"mean over coverages 1/n to n/n, as a fraction; {TIES}; jackknife standard error")
+    return confidence_metric(value, f"mean over coverages 1/n to n/n, as a fraction; {TIES}; jackknife standard error")
 
 
 @metric
@@ -76,7 +74,7 @@ def e_aurc() -> Metric:
         removed = _harmonic(count - 1) - _harmonic(max(count - 1 - errors, 0))
         return _jackknife(area - best, correct.merge(incorrect.shift(removed)))
 
-    return _confidence_metric(
+    return confidence_metric(
         value, f"aurc minus that of the best order of the same predictions; {TIES}; jackknife standard error"
     )
 
@@ -97,33 +95,10 @@ def risk_at_coverage(*, coverage: Fraction = 0.8) -> Metric:
             errors += float((ties.incorrect / ties.size * (count - ties.start).clip(0, ties.size)).sum())
         return proportion(errors, count)
 
-    return _confidence_metric(
+    return confidence_metric(
         value,
         f"the most confident fraction {coverage:.12g} of all samples, rounded up; {TIES}; binomial standard error",
         percent=True,
-    )
-
-
-def _confidence_metric(value: Callable[[Codes], Estimate], definition: str, *, percent: bool = False) -> Metric:
-    """Return the metric that applies `value` to the sorted confidences of each row."""
-
-    def compute(state: TensorTree) -> Mapping[RowName, Estimate]:
-        rows = state["packed"].unbind(-1)
-        return {
-            name: compute_row(sort_by_confidence(row)) for name, row in zip(row_names(len(rows)), rows, strict=True)
-        }
-
-    def compute_row(codes: Codes) -> Estimate:
-        return Estimate(float("nan")) if has_nan(codes) else value(codes)
-
-    return Metric(
-        update_confidences,
-        compute,
-        reduce="cat",
-        higher_is_better=False,
-        group="uncertainty",
-        percent=percent,
-        definition=definition,
     )
 
 

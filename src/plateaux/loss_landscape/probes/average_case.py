@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -13,63 +11,32 @@ from plateaux.core.registry import probe
 from plateaux.core.stats.estimates import mean_of_independent
 from plateaux.core.types import Estimate, TensorTree
 from plateaux.loss_landscape import perturbations
+from plateaux.loss_landscape.apgd import Norm
 from plateaux.loss_landscape.groups import REMAINDER, Group, group_losses, num_grouped, split_groups
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
 
-
-@probe
-def average_l2(
-    *,
-    radius: NonNegative | None = None,
-    adaptive: bool = True,
-    m: Count = 128,
-    samples: Count = 1024,
-    mc_samples: Count = 20,
-    eta: NonNegative = 0.0,
-) -> Probe:
-    """Average-case sharpness: the mean increase of the loss under Gaussian noise proportional to each weight.
-
-    delta_i = radius (|w_i| + eta) N(0, 1), or radius N(0, 1) if not adaptive. The default radius is .1, or .01 if not
-    adaptive.
-    """
-    return _average("l2", radius, adaptive, m, samples, mc_samples, eta)
-
-
-@probe
-def average_linf(
-    *,
-    radius: NonNegative | None = None,
-    adaptive: bool = True,
-    m: Count = 128,
-    samples: Count = 1024,
-    mc_samples: Count = 20,
-    eta: NonNegative = 0.0,
-) -> Probe:
-    """Average-case sharpness in l-infinity: the mean increase of the loss under uniform noise proportional to weights.
-
-    delta_i = radius (|w_i| + eta) U(-1, 1), or radius U(-1, 1) if not adaptive. The default radius is .2, or .02 if not
-    adaptive.
-    """
-    return _average("linf", radius, adaptive, m, samples, mc_samples, eta)
-
-
 RADII = {("l2", True): 0.1, ("l2", False): 0.01, ("linf", True): 0.2, ("linf", False): 0.02}
 
 
-def _average(
-    norm: Literal["l2", "linf"],
-    radius: float | None,
-    adaptive: bool,
-    m: int,
-    samples: int,
-    mc_samples: int,
-    eta: float,
+@probe("average_l2", norm="l2")
+@probe("average_linf", norm="linf")
+def average(
+    *,
+    norm: Norm,
+    radius: NonNegative | None = None,
+    adaptive: bool = True,
+    m: Count = 128,
+    samples: Count = 1024,
+    mc_samples: Count = 20,
+    eta: NonNegative = 0.0,
 ) -> Probe:
+    """Average-case sharpness: the mean increase of the loss under noise proportional to each weight.
+
+    delta_i = radius (|w_i| + eta) z_i, or radius z_i if not adaptive, where z_i is N(0, 1), or U(-1, 1) in l-infinity.
+    The default radius is .1, or .01 if not adaptive; in l-infinity .2 or .02.
+    """
     noise_scale = RADII[norm, adaptive] if radius is None else radius
-    perturbations.check_options(
-        lengths={"radius": noise_scale, "eta": eta}, counts={"m": m, "samples": samples, "mc_samples": mc_samples}
-    )
     distribution: perturbations.Distribution = "normal" if norm == "l2" else "uniform"
 
     def run(surface: LossSurface) -> dict[str, Estimate]:

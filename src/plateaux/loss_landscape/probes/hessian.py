@@ -6,7 +6,6 @@ All values refer to the mean loss over the samples at the trained weights. None 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,15 +20,11 @@ from plateaux.loss_landscape.lanczos import (
     density,
     eigenpairs,
     mc_standard_error,
-    orthogonalize,
-    orthonormalize,
     quadrature,
     rademacher,
 )
 from plateaux.loss_landscape.loss_surface import LossSurface
 from plateaux.loss_landscape.probe import Probe
-
-Method = Literal["hutchinson", "hutch++"]
 
 PASSES_PER_PRODUCT: dict[Kind, int] = {"hessian": 4, "gauss_newton": 2}
 MATRIX: dict[Kind, str] = {
@@ -37,40 +32,79 @@ MATRIX: dict[Kind, str] = {
     "gauss_newton": "mean of J' (diag p - p p') J over the trained weights",
 }
 DATA_STDERR = "standard error of the data from at least eight chunks of at least sixteen samples, if there are enough"
+_ORDER: dict[Which, str] = {
+    "largest": "the most positive first",
+    "smallest": "the most negative first",
+    "magnitude": "those farthest from zero first, with their sign",
+}
 
 
-@probe
+@probe("trace", kind="hessian")
+@probe("gauss_newton_trace", kind="gauss_newton")
 def trace(
-    *, mc_samples: Count = 30, method: Method = "hutchinson", layers: bool = False, layer: str | None = None
+    *,
+    kind: Kind,
+    mc_samples: Count = 30,
+    layers: bool = False,
+    layer: str | None = None,
 ) -> Probe:
-    """The trace of the Hessian: the sum of the curvatures of the loss in all directions."""
-    return _trace("trace", "hessian", mc_samples=mc_samples, method=method, layers=layers, layer=layer)
+    """The trace of a curvature matrix: the sum of the curvatures of the loss in all directions.
 
+    The Gauss-Newton matrix is the positive semidefinite part of the Hessian.
+    """
+    name = "trace" if kind == "hessian" else "gauss_newton_trace"
 
-@probe
-def gauss_newton_trace(
-    *, mc_samples: Count = 30, method: Method = "hutchinson", layers: bool = False, layer: str | None = None
-) -> Probe:
-    """The trace of the Gauss-Newton matrix, the positive semidefinite part of the Hessian."""
-    return _trace(
-        "gauss_newton_trace", "gauss_newton", mc_samples=mc_samples, method=method, layers=layers, layer=layer
+    def run(surface: LossSurface) -> Mapping[str, Estimate]:
+        matrix = Curvature(surface, kind=kind, layer=layer)
+        vectors = _random_vectors(matrix, name, mc_samples)
+        forms = torch.stack([matrix.product_and_forms(v)[1] for v in vectors])  # [D, G, T]
+        positions = matrix.layers() if layers else {}
+        by_layer = {f"layer {n}": _estimate(matrix, forms[..., at].sum(-1)) for n, at in positions.items()}
+        return {"": _estimate(matrix, forms.sum(-1)), **by_layer}
+
+    return Probe(
+        run,
+        passes=lambda samples: PASSES_PER_PRODUCT[kind] * mc_samples * samples,
+        definition=f"{MATRIX[kind]}; hutchinson, {mc_samples} products with vectors of random signs; {DATA_STDERR}, "
+        "for the given draws",
     )
 
 
-@probe
-def top_eigenvalue(
-    *, k: Count = 1, end: Which = "largest", steps: Count = 50, tolerance: NonNegative = 1e-3, layer: str | None = None
+@probe("top_eigenvalue", kind="hessian")
+@probe("gauss_newton_eigenvalue", kind="gauss_newton")
+def top(
+    *,
+    kind: Kind,
+    k: Count = 1,
+    end: Which = "largest",
+    steps: Count = 50,
+    tolerance: NonNegative = 1e-3,
+    layer: str | None = None,
 ) -> Probe:
-    """The largest eigenvalue of the Hessian: the curvature of the loss in its steepest direction."""
-    return _top("top_eigenvalue", "hessian", k=k, end=end, steps=steps, tolerance=tolerance, layer=layer)
+    """The largest eigenvalue of a curvature matrix: the curvature of the loss in its steepest direction.
 
+    The Gauss-Newton matrix has no negative eigenvalues.
+    """
+    name = "top_eigenvalue" if kind == "hessian" else "gauss_newton_eigenvalue"
+    if steps < k:
+        raise RecipeError(f"steps = {steps}: must be at least {k}, the number of eigenvalues")
 
-@probe
-def gauss_newton_eigenvalue(
-    *, k: Count = 1, end: Which = "largest", steps: Count = 50, tolerance: NonNegative = 1e-3, layer: str | None = None
-) -> Probe:
-    """The largest eigenvalue of the Gauss-Newton matrix, which has no negative eigenvalues."""
-    return _top("gauss_newton_eigenvalue", "gauss_newton", k=k, end=end, steps=steps, tolerance=tolerance, layer=layer)
+    def run(surface: LossSurface) -> Mapping[str, Estimate]:
+        matrix = Curvature(surface, kind=kind, layer=layer)
+        if k > matrix.size:
+            raise RecipeError(f"k = {k} for {name}: the matrix has only {matrix.size} eigenvalues; use a smaller k")
+        start = _start_vector(matrix, name)
+        _, vectors = eigenpairs(matrix.product, start, count=k, which=end, max_products=steps, tolerance=tolerance)
+        values, residuals = zip(*[_eigenvalue(matrix, vector) for vector in vectors], strict=True)
+        names = ["", *[ordinal(rank) for rank in range(2, k + 1)]]
+        return {**dict(zip(names, values, strict=True)), "residual": Estimate(max(residuals))}
+
+    return Probe(
+        run,
+        passes=lambda samples: PASSES_PER_PRODUCT[kind] * (steps + k) * samples,
+        definition=f"{MATRIX[kind]}; {_ORDER[end]}; Lanczos until residuals are below {tolerance:g} of the eigenvalue, "
+        f"or {steps} products; the error of an eigenvalue is at most its residual; {DATA_STDERR}, at the given vector",
+    )
 
 
 @probe
@@ -78,8 +112,8 @@ def spectrum(
     *, mc_samples: Count = 4, steps: Count = 30, points: Count = 101, kind: Kind = "hessian", layer: str | None = None
 ) -> Probe:
     """The density of the Hessian's eigenvalues on a grid; the main value is the mean eigenvalue."""
-    _require_at_least(1, mc_samples=mc_samples, steps=steps)
-    _require_at_least(32, points=points)
+    if points < 32:
+        raise RecipeError(f"points = {points}: must be at least 32")
 
     def run(surface: LossSurface) -> Mapping[str, Estimate]:
         matrix = Curvature(surface, kind=kind, layer=layer)
@@ -107,74 +141,6 @@ def spectrum(
     )
 
 
-def _trace(name: str, kind: Kind, *, mc_samples: int, method: Method, layers: bool, layer: str | None) -> Probe:
-    _require_at_least(1 if method == "hutchinson" else 3, mc_samples=mc_samples)
-    if layers and method == "hutch++":
-        raise RecipeError('layers = true is not supported by method = "hutch++"; use "hutchinson"')
-
-    def run(surface: LossSurface) -> Mapping[str, Estimate]:
-        matrix = Curvature(surface, kind=kind, layer=layer)
-        if method == "hutch++":
-            return {"": _estimate(matrix, torch.stack(list(_hutch_plus_plus(matrix, name, mc_samples))))}
-        vectors = _random_vectors(matrix, name, mc_samples)
-        forms = torch.stack([matrix.product_and_forms(v)[1] for v in vectors])  # [D, G, T]
-        positions = matrix.layers() if layers else {}
-        by_layer = {f"layer {n}": _estimate(matrix, forms[..., at].sum(-1)) for n, at in positions.items()}
-        return {"": _estimate(matrix, forms.sum(-1)), **by_layer}
-
-    return Probe(
-        run,
-        passes=lambda samples: PASSES_PER_PRODUCT[kind] * mc_samples * samples,
-        definition=f"{MATRIX[kind]}; {method}, {mc_samples} products with vectors of random signs; {DATA_STDERR}, "
-        "for the given draws",
-    )
-
-
-def _hutch_plus_plus(matrix: Curvature, name: str, mc_samples: int) -> Iterator[Tensor]:
-    """Yield draws of the trace per chunk `[G]` by Hutch++ (Meyer et al. 2021).
-
-    A third of the products finds the space of the largest eigenvalues, and a third the exact trace within it; the
-    others are random draws of the trace outside of it.
-    """
-    third = mc_samples // 3
-    basis = orthonormalize(matrix.product(v) for v in _random_vectors(matrix, f"{name} sketch", third))
-    inside = torch.zeros(len(matrix.chunks), dtype=torch.float64)
-    for row in basis:
-        inside += matrix.product_and_forms(row)[1].sum(-1)
-    for v in _random_vectors(matrix, name, mc_samples - 2 * third):
-        outside = orthogonalize(v, torch.stack(basis)) if basis else v
-        yield inside + matrix.product_and_forms(outside)[1].sum(-1)
-
-
-def _top(name: str, kind: Kind, *, k: int, end: Which, steps: int, tolerance: float, layer: str | None) -> Probe:
-    _require_at_least(1, k=k)
-    _require_at_least(k, steps=steps)
-
-    def run(surface: LossSurface) -> Mapping[str, Estimate]:
-        matrix = Curvature(surface, kind=kind, layer=layer)
-        if k > matrix.size:
-            raise RecipeError(f"k = {k} for {name}: the matrix has only {matrix.size} eigenvalues; use a smaller k")
-        start = _start_vector(matrix, name)
-        _, vectors = eigenpairs(matrix.product, start, count=k, which=end, max_products=steps, tolerance=tolerance)
-        values, residuals = zip(*[_eigenvalue(matrix, vector) for vector in vectors], strict=True)
-        names = ["", *[ordinal(rank) for rank in range(2, k + 1)]]
-        return {**dict(zip(names, values, strict=True)), "residual": Estimate(max(residuals))}
-
-    return Probe(
-        run,
-        passes=lambda samples: PASSES_PER_PRODUCT[kind] * (steps + k) * samples,
-        definition=f"{MATRIX[kind]}; {_ORDER[end]}; Lanczos until residuals are below {tolerance:g} of the eigenvalue, "
-        f"or {steps} products; the error of an eigenvalue is at most its residual; {DATA_STDERR}, at the given vector",
-    )
-
-
-_ORDER: dict[Which, str] = {
-    "largest": "the most positive first",
-    "smallest": "the most negative first",
-    "magnitude": "those farthest from zero first, with their sign",
-}
-
-
 def _eigenvalue(matrix: Curvature, vector: Tensor) -> tuple[Estimate, float]:
     """Return v . H v as the eigenvalue and the norm of the residual, both from one more product."""
     vector = vector / torch.linalg.vector_norm(vector)
@@ -199,12 +165,6 @@ def _random_vectors(matrix: Curvature, name: str, count: int) -> Iterator[Tensor
 
 def _start_vector(matrix: Curvature, name: str) -> Callable[[int], Tensor]:
     return lambda i: rademacher(matrix.size, matrix.like, matrix.surface.generator(name, i))
-
-
-def _require_at_least(minimum: int, **options: int) -> None:
-    for name, value in options.items():
-        if value < minimum:
-            raise RecipeError(f"{name} = {value}: must be at least {minimum}")
 
 
 def ordinal(rank: int) -> str:

@@ -49,7 +49,6 @@ def input_curvature(*, mc_samples: Count = 10, radius: Positive = 1e-3) -> Probe
     The mean over samples of E|(grad(x + h v) - grad(x)) / h|^2 for random signs v, which tends to Tr(H^2) as h tends
     to zero.
     """
-    _check_options(mc_samples, radius)
     return Probe(
         lambda surface: {"": mean_over_draws(input_curvatures(surface, mc_samples=mc_samples, radius=radius))},
         passes=lambda samples: _curvature_passes(mc_samples) * samples,
@@ -61,7 +60,6 @@ def input_curvature(*, mc_samples: Count = 10, radius: Positive = 1e-3) -> Probe
 @probe
 def rank_agreement(*, mc_samples: Count = 10, radius: Positive = 1e-3) -> Probe:
     """Spearman's rank correlation over samples between squared gradient norm and input curvature."""
-    _check_options(mc_samples, radius)
 
     def run(surface: LossSurface) -> Mapping[str, Estimate]:
         norms = squared_gradient_norms(surface).cpu().numpy()
@@ -69,9 +67,10 @@ def rank_agreement(*, mc_samples: Count = 10, radius: Positive = 1e-3) -> Probe:
         estimate = spearman(norms, curvatures.mean(0).numpy())
         if mc_samples == 1:
             return {"": replace(estimate, mc_stderr=None)}
-        means = [_mean_without(curvatures, draw) for draw in range(mc_samples)]
+        means = (curvatures.sum(0) - curvatures) / (mc_samples - 1)  # without each draw
         leave_one_out = torch.tensor([spearman(norms, mean.numpy()).value for mean in means], dtype=torch.float64)
-        return {"": replace(estimate, mc_stderr=_jackknife(leave_one_out))}
+        jackknife = sqrt((mc_samples - 1) * float(leave_one_out.var(correction=0)))
+        return {"": replace(estimate, mc_stderr=jackknife)}
 
     return Probe(
         run,
@@ -142,20 +141,5 @@ def _quantile(values: Tensor, q: float) -> Estimate:
     return Estimate(middle, (high - low) / 2 if len(values) > 1 else None)
 
 
-def _mean_without(curvatures: Tensor, draw: int) -> Tensor:
-    return (curvatures.sum(0) - curvatures[draw]) / (len(curvatures) - 1)
-
-
-def _jackknife(leave_one_out: Tensor) -> float:
-    return sqrt((len(leave_one_out) - 1) * float(leave_one_out.var(correction=0)))
-
-
 def _curvature_passes(mc_samples: int) -> float:
     return (mc_samples + 1) * 2 / 3  # forward, and backward to the inputs without gradients of the weights
-
-
-def _check_options(mc_samples: int, radius: float) -> None:
-    if mc_samples < 1 or radius <= 0:
-        raise RecipeError(
-            f"mc_samples = {mc_samples}, radius = {radius:g}: mc_samples must be at least 1 and radius above 0"
-        )

@@ -31,8 +31,6 @@ def relative_flatness(
     """
     if layer is not None and scaling != "none":
         raise RecipeError('scaling = "std" needs the closed form of the last layer; leave out layer or scaling')
-    if mc_samples < 1:
-        raise RecipeError(f"mc_samples = {mc_samples}: must be at least 1")
 
     def run(surface: LossSurface) -> Mapping[str, Estimate]:
         if layer is not None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from plateaux.core import tensor_tree
-from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.ranges import Count, NonNegative
 from plateaux.core.registry import probe
 from plateaux.core.stats.estimates import mean_of_independent
@@ -59,11 +58,7 @@ def sam_sharpness(
 
     The standard deviation over points and the largest change are also reported; all values are signed.
     """
-    for name, value, allowed in (("direction", direction, get_args(Direction)), ("form", form, get_args(Form))):
-        if value not in allowed:
-            raise RecipeError(f"There is no {name} {value!r}; {suggest(value, allowed)}")
     signs = (1.0, -1.0) if form == "antithetic" else (1.0,)
-    perturbations.check_options(lengths={"rho": rho}, counts={"directions": directions, "samples": samples})
 
     def run(surface: LossSurface) -> dict[str, Estimate]:
         initial = surface.all_losses()
@@ -96,12 +91,7 @@ def _sample_point(origin: TensorTree, generator: torch.Generator, direction: Dir
         return noise, 1 / float(tensor_tree.norm(noise))
     if direction == "gaussian":
         return noise, 1.0
-    return {name: _normalize_filters(noise[name], origin[name]) for name in noise}, 1.0
-
-
-def _normalize_filters(direction: Tensor, weights: Tensor) -> Tensor:
-    """Scale every filter to the norm of that filter of the weights; biases and normalization weights do not change."""
-    return torch.zeros_like(direction) if weights.ndim < 2 else perturbations.normalize_filters(direction, weights)
+    return {name: perturbations.normalize_filters(noise[name], origin[name]) for name in noise}, 1.0
 
 
 def _summarize(sample_means: Tensor, point_means: Tensor, largest: Tensor) -> dict[str, Estimate]:
@@ -128,7 +118,6 @@ def sam_step(
     The point is w + rho g / |g|, or with T = |w| + eta, w + rho T^2 g / |T g| if adaptive. The first-order estimate
     rho |g| or rho |T g| is also reported.
     """
-    perturbations.check_options(lengths={"rho": rho, "eta": eta}, counts={"m": m, "samples": samples})
 
     def run(surface: LossSurface) -> dict[str, Estimate]:
         scale = perturbations.perturbation_scale(surface.origin, adaptive=adaptive, eta=eta)

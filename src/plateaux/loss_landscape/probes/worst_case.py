@@ -7,7 +7,6 @@ from typing import Literal
 
 import torch
 
-from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.ranges import Count, NonNegative
 from plateaux.core.registry import probe
 from plateaux.core.stats.estimates import mean_of_independent
@@ -34,66 +33,29 @@ The adaptive radii are among those in Andriushchenko et al.; the non-adaptive l2
 PRESETS: Mapping[str, Mapping[str, float]] = {"sharpbalance": {"radius": 0.5, "m": 5, "samples": 500}}
 
 
-@probe
-def worst_l2(
+@probe("worst_l2", norm="l2")
+@probe("worst_linf", norm="linf")
+def worst(
     *,
-    radius: NonNegative | None = None,
-    adaptive: bool = True,
-    m: Count | None = None,
-    samples: Count | None = None,
-    steps: Count = 20,
-    restarts: Count = 1,
-    eta: NonNegative = 0.0,
-    preset: Preset | None = None,
-) -> Probe:
-    """Worst-case sharpness: the largest increase of a group's mean loss within a Euclidean ball around the weights.
-
-    The ball is |delta / (|w| + eta)| <= radius, or |delta| <= radius if not adaptive. `preset = "sharpbalance"` uses
-    100 groups of 5 samples and a radius of .5; options that are given override it.
-    """
-    return _worst("l2", radius, adaptive, m, samples, steps, restarts, eta, preset)
-
-
-@probe
-def worst_linf(
-    *,
-    radius: NonNegative | None = None,
-    adaptive: bool = True,
-    m: Count | None = None,
-    samples: Count | None = None,
-    steps: Count = 20,
-    restarts: Count = 1,
-    eta: NonNegative = 0.0,
-    preset: Preset | None = None,
-) -> Probe:
-    """Worst-case sharpness in l-infinity: each weight changes by at most a fraction of itself.
-
-    The box is |delta_i| <= radius (|w_i| + eta), or |delta_i| <= radius if not adaptive. `preset = "sharpbalance"` uses
-    100 groups of 5 samples and a radius of .5, as for l2, which is hundreds of times the default.
-    """
-    return _worst("linf", radius, adaptive, m, samples, steps, restarts, eta, preset)
-
-
-def _worst(
     norm: Norm,
-    radius: float | None,
-    adaptive: bool,
-    m: int | None,
-    samples: int | None,
-    steps: int,
-    restarts: int,
-    eta: float,
-    preset: str | None,
+    radius: NonNegative | None = None,
+    adaptive: bool = True,
+    m: Count | None = None,
+    samples: Count | None = None,
+    steps: Count = 20,
+    restarts: Count = 1,
+    eta: NonNegative = 0.0,
+    preset: Preset | None = None,
 ) -> Probe:
-    if preset is not None and preset not in PRESETS:
-        raise RecipeError(f"There is no preset {preset!r}; {suggest(preset, PRESETS)}")
+    """Worst-case sharpness: the largest increase of a group's mean loss within a ball around the weights.
+
+    The ball is |delta / (|w| + eta)| <= radius, or |delta| <= radius if not adaptive. In l-infinity it is a box: each
+    weight changes by at most a fraction of itself. `preset = "sharpbalance"` uses 100 groups of 5 samples and a radius
+    of .5, for l-infinity hundreds of times the default; options that are given override it.
+    """
     defaults = PRESETS[preset] if preset else {"radius": RADII[norm, adaptive], "m": 128, "samples": 1024}
     ball_radius = float(defaults["radius"] if radius is None else radius)
     size, count = int(defaults["m"] if m is None else m), int(defaults["samples"] if samples is None else samples)
-    perturbations.check_options(
-        lengths={"radius": ball_radius, "eta": eta},
-        counts={"m": size, "samples": count, "steps": steps, "restarts": restarts},
-    )
 
     def run(surface: LossSurface) -> dict[str, Estimate]:
         scale = perturbations.perturbation_scale(surface.origin, adaptive=adaptive, eta=eta)

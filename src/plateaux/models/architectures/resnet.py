@@ -21,10 +21,19 @@ Shortcut = Literal["A", "B"]
 
 
 @model
+@model("resnet8", depth=8)
+@model("resnet14", depth=14)
+@model("resnet20", depth=20)
+@model("resnet26", depth=26)
+@model("resnet32", depth=32)
+@model("resnet38", depth=38)
+@model("resnet44", depth=44)
+@model("resnet56", depth=56)
+@model("resnet110", depth=110)
 def resnet(
     *, shape: tuple[int, ...], classes: int, depth: Size = 20, width: Size = 16, shortcut: Shortcut = "A"
 ) -> nn.Module:
-    """A ResNet for 32 px images of any depth 6n+2.
+    """ResNet for 32 px images of a depth 6n+2.
 
     Shortcuts that change the shape have no parameters (`"A"`) or are a 1x1 convolution (`"B"`).
     """
@@ -35,70 +44,11 @@ def resnet(
     return ResNet(channels(shape), classes, stages=(blocks,) * 3, width=width, shortcut=shortcut)
 
 
-@model
-def resnet8(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
-    """The ResNet for 32 px images with 8 layers and 16 channels in the first stage."""
-    return resnet(shape=shape, classes=classes, depth=8, width=width, shortcut=shortcut)
-
-
-@model
-def resnet14(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
-    """The ResNet for 32 px images with 14 layers and 16 channels in the first stage."""
-    return resnet(shape=shape, classes=classes, depth=14, width=width, shortcut=shortcut)
-
-
-@model
-def resnet20(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
-    """The ResNet for 32 px images with 20 layers and 16 channels in the first stage."""
-    return resnet(shape=shape, classes=classes, depth=20, width=width, shortcut=shortcut)
-
-
-@model
-def resnet26(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
-    """The ResNet for 32 px images with 26 layers and 16 channels in the first stage."""
-    return resnet(shape=shape, classes=classes, depth=26, width=width, shortcut=shortcut)
-
-
-@model
-def resnet32(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
-    """The ResNet for 32 px images with 32 layers and 16 channels in the first stage."""
-    return resnet(shape=shape, classes=classes, depth=32, width=width, shortcut=shortcut)
-
-
-@model
-def resnet38(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
-    """The ResNet for 32 px images with 38 layers and 16 channels in the first stage."""
-    return resnet(shape=shape, classes=classes, depth=38, width=width, shortcut=shortcut)
-
-
-@model
-def resnet44(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
-    """The ResNet for 32 px images with 44 layers and 16 channels in the first stage."""
-    return resnet(shape=shape, classes=classes, depth=44, width=width, shortcut=shortcut)
-
-
-@model
-def resnet56(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
-    """The ResNet for 32 px images with 56 layers and 16 channels in the first stage."""
-    return resnet(shape=shape, classes=classes, depth=56, width=width, shortcut=shortcut)
-
-
-@model
-def resnet110(*, shape: tuple[int, ...], classes: int, width: Size = 16, shortcut: Shortcut = "A") -> nn.Module:
-    """The ResNet for 32 px images with 110 layers and 16 channels in the first stage."""
-    return resnet(shape=shape, classes=classes, depth=110, width=width, shortcut=shortcut)
-
-
-@model
-def resnet18(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
-    """ResNet-18 for 32 px images: the stem is a 3x3 convolution without pooling."""
-    return ResNet(channels(shape), classes, stages=(2, 2, 2, 2), width=width, shortcut="B")
-
-
-@model
-def resnet34(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
-    """ResNet-34 for 32 px images: the stem is a 3x3 convolution without pooling."""
-    return ResNet(channels(shape), classes, stages=(3, 4, 6, 3), width=width, shortcut="B")
+@model("resnet18", stages=(2, 2, 2, 2))
+@model("resnet34", stages=(3, 4, 6, 3))
+def deep_resnet(*, shape: tuple[int, ...], classes: int, stages: tuple[int, ...], width: Size = 64) -> nn.Module:
+    """ResNet for 32 px images with four stages: the stem is a 3x3 convolution without pooling."""
+    return ResNet(channels(shape), classes, stages=stages, width=width, shortcut="B")
 
 
 class ResNet(nn.Module):

@@ -11,52 +11,17 @@ from plateaux.models.architectures import channels
 CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 
-@model
-def vgg11(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
-    """VGG with 11 layers, without BatchNorm, for 32 px images."""
-    return VGG(channels(shape), classes, depth=11, width=width, norm=False)
-
-
-@model
-def vgg11_bn(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
-    """VGG with 11 layers, with BatchNorm, for 32 px images."""
-    return VGG(channels(shape), classes, depth=11, width=width, norm=True)
-
-
-@model
-def vgg13(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
-    """VGG with 13 layers, without BatchNorm, for 32 px images."""
-    return VGG(channels(shape), classes, depth=13, width=width, norm=False)
-
-
-@model
-def vgg13_bn(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
-    """VGG with 13 layers, with BatchNorm, for 32 px images."""
-    return VGG(channels(shape), classes, depth=13, width=width, norm=True)
-
-
-@model
-def vgg16(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
-    """VGG with 16 layers, without BatchNorm, for 32 px images."""
-    return VGG(channels(shape), classes, depth=16, width=width, norm=False)
-
-
-@model
-def vgg16_bn(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
-    """VGG with 16 layers, with BatchNorm, for 32 px images."""
-    return VGG(channels(shape), classes, depth=16, width=width, norm=True)
-
-
-@model
-def vgg19(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
-    """VGG with 19 layers, without BatchNorm, for 32 px images."""
-    return VGG(channels(shape), classes, depth=19, width=width, norm=False)
-
-
-@model
-def vgg19_bn(*, shape: tuple[int, ...], classes: int, width: Size = 64) -> nn.Module:
-    """VGG with 19 layers, with BatchNorm, for 32 px images."""
-    return VGG(channels(shape), classes, depth=19, width=width, norm=True)
+@model("vgg11", depth=11, norm=False)
+@model("vgg11_bn", depth=11, norm=True)
+@model("vgg13", depth=13, norm=False)
+@model("vgg13_bn", depth=13, norm=True)
+@model("vgg16", depth=16, norm=False)
+@model("vgg16_bn", depth=16, norm=True)
+@model("vgg19", depth=19, norm=False)
+@model("vgg19_bn", depth=19, norm=True)
+def vgg(*, shape: tuple[int, ...], classes: int, depth: int, norm: bool, width: Size = 64) -> nn.Module:
+    """VGG for 32 px images, with or without BatchNorm."""
+    return VGG(channels(shape), classes, depth=depth, width=width, norm=norm)
 
 
 class VGG(nn.Module):

@@ -12,33 +12,18 @@ from plateaux.models.architectures import channels
 
 
 @model
+@model("wrn16_4", depth=16, widen_factor=4)
+@model("wrn28_10", depth=28, widen_factor=10)
+@model("wrn40_2", depth=40, widen_factor=2)
 def wrn(
     *, shape: tuple[int, ...], classes: int, depth: Size = 28, widen_factor: Size = 10, dropout: Fraction = 0.0
 ) -> nn.Module:
-    """A Wide ResNet of any depth 6n+4, `widen_factor` times as wide as a CIFAR ResNet."""
+    """Wide ResNet of a depth 6n+4, `widen_factor` times as wide as a CIFAR ResNet."""
     blocks, rest = divmod(depth - 4, 6)
     if rest or blocks < 1:
         nearest = 6 * max(1, round((depth - 4) / 6)) + 4
         raise RecipeError(f"depth = {depth} was given. A wide resnet needs 6n+4 (10, 16, 22, ...); try {nearest}.")
     return WideResNet(channels(shape), classes, blocks=blocks, widen=widen_factor, dropout=dropout)
-
-
-@model
-def wrn16_4(*, shape: tuple[int, ...], classes: int, dropout: Fraction = 0.0) -> nn.Module:
-    """Wide ResNet with 16 layers and widening factor 4."""
-    return wrn(shape=shape, classes=classes, depth=16, widen_factor=4, dropout=dropout)
-
-
-@model
-def wrn28_10(*, shape: tuple[int, ...], classes: int, dropout: Fraction = 0.0) -> nn.Module:
-    """Wide ResNet with 28 layers and widening factor 10."""
-    return wrn(shape=shape, classes=classes, depth=28, widen_factor=10, dropout=dropout)
-
-
-@model
-def wrn40_2(*, shape: tuple[int, ...], classes: int, dropout: Fraction = 0.0) -> nn.Module:
-    """Wide ResNet with 40 layers and widening factor 2."""
-    return wrn(shape=shape, classes=classes, depth=40, widen_factor=2, dropout=dropout)
 
 
 class WideResNet(nn.Module):

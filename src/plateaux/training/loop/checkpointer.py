@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
@@ -13,14 +13,17 @@ import torch
 from plateaux.config.builders.data import bn_update_batches
 from plateaux.config.builders.model import member_state_dict, shared_param_names
 from plateaux.config.recipe import Recipe, diff
+from plateaux.core import tensor_tree
 from plateaux.core.errors import RunError
 from plateaux.core.executor import Collectives
+from plateaux.core.member import Forward, at_params
 from plateaux.core.method import Method
 from plateaux.core.runtime import autocast
+from plateaux.core.types import Inputs
 from plateaux.data.sources import DataSplits
+from plateaux.models.modes import update_bn
 from plateaux.storage.run import MemberProgress, Run
 from plateaux.training.jobs import Job
-from plateaux.training.loop.averaged_weights import averaged_params, describe_weights
 from plateaux.training.loop.epoch_stats import EpochStats, to_plain
 from plateaux.training.loop.sequential import warm_start
 from plateaux.training.loop.state import GradScaler, TrainState
@@ -198,3 +201,28 @@ def _check_same_shapes(state: TrainState, stored: dict[str, Any]) -> None:
 def member_weights(recipe: Recipe, state: TrainState) -> dict[str, torch.Tensor]:
     """Return the weights that are stored in a member's file: those that it does not share with other members."""
     return member_state_dict(state.module, shared_param_names(recipe, state.module))
+
+
+@contextmanager
+def averaged_params(
+    state: TrainState, batches: Callable[[], Iterable[Inputs]], forward: Forward = nullcontext
+) -> Iterator[None]:
+    """Temporarily set a member to its averaged weights (SWA), with BatchNorm statistics computed from batches.
+
+    Averaged weights produce other activations than those seen in training.
+    """
+    average = state.average
+    if average is None or not average.count:
+        yield
+        return
+    params = {name: average.tree[name] for name in state.params}
+    with at_params(state.params, params, buffers=state.buffers):
+        tensor_tree.write(state.buffers, {**state.buffers, **average.tree})
+        update_bn(state.module, batches(), forward)
+        yield
+
+
+def describe_weights(state: TrainState, epoch: int) -> str:
+    """Return which weights of a member are used after this number of epochs, for the log."""
+    count = 0 if state.average is None else state.average.count
+    return f"epoch {epoch}, the mean of the last {count} steps" if count else f"epoch {epoch}"

@@ -21,8 +21,7 @@ from plateaux.core.executor import Collectives
 from plateaux.core.method import Average, GradRequest, Objective, Rows, StepContext
 from plateaux.core.types import Batch, TensorTree
 from plateaux.optim.sam import min_fraction, trace_requests
-from plateaux.training.loop.forward import ForwardPass, take_rows
-from plateaux.training.loop.gradients import GradientComputer
+from plateaux.training.loop.gradients import GradientComputer, take_rows
 from plateaux.training.loop.state import INACTIVE, StepOptions, StepStats, TrainState
 
 
@@ -76,22 +75,8 @@ def _active_members(
     return [number - local.start for number in active if number in local], preceding if active else None
 
 
-class StepRunner:
+class StepRunner(GradientComputer):
     """Runs the updates of one group of members, round by round, until all have taken their step."""
-
-    def __init__(
-        self,
-        executor: Collectives,
-        states: Sequence[TrainState],
-        batches: Sequence[Batch],
-        options: StepOptions,
-        *,
-        share: float,
-        first_row: int | None = None,
-    ) -> None:
-        self.executor, self.states, self.batches, self.options = executor, states, batches, options
-        self.forward = ForwardPass(executor, states[0].method.objective, options, first_row)
-        self.gradients = GradientComputer(executor, self.forward, states, batches, share)
 
     def run(self) -> list[StepStats]:
         """Run the update of every member to its end, and apply the gradients that they return."""
@@ -103,13 +88,13 @@ class StepRunner:
             with self.options.resident(state), torch.no_grad():
                 requests[i] = self._resume(updates[i], None)
         while requests:
-            cached_outputs = self.gradients.outputs_without_grad(requests) if one_by_one else None
+            cached_outputs = self.outputs_without_grad(requests) if one_by_one else None
             next_requests: dict[int, GradRequest] = {}
             for group in [[i] for i in requests] if one_by_one else self._group_alike(requests):
                 with ExitStack() as resident:
                     for i in group:
                         resident.enter_context(self.options.resident(self.states[i]))
-                    gradients, group_stats = self.gradients.compute(group, requests, cached_outputs)
+                    gradients, group_stats = self.compute(group, requests, cached_outputs)
                     for i, gradient, member_stats in zip(group, gradients, group_stats, strict=True):
                         self._record(stats, i, requests[i], member_stats)
                         try:
@@ -117,7 +102,7 @@ class StepRunner:
                                 next_requests[i] = self._resume(updates[i], gradient)
                         except StopIteration as end:
                             self.states[i].apply_gradient(end.value)
-            if self.forward.is_joint and next_requests and len(next_requests) < len(requests):
+            if self.is_joint and next_requests and len(next_requests) < len(requests):
                 raise RecipeError(_UNEQUAL_REQUESTS)
             requests = next_requests
         return [stats[i] for i in range(len(self.states))]
@@ -128,7 +113,7 @@ class StepRunner:
         """Return the next gradient that an update requests; its averages need no other member, so answer them now."""
         request = next(update) if gradient is None else update.send(gradient)
         while isinstance(request, Average):
-            share = tensor_tree.scale(request.tree, self.gradients.share)
+            share = tensor_tree.scale(request.tree, self.share)
             request = update.send(self.executor.all_reduce(share))
         return request
 
@@ -136,12 +121,12 @@ class StepRunner:
         """Take part in the collectives of a step in which no member of this process is active."""
         for request in trace_requests(self.states[0].method.update, len(self.batches[0])):
             batch = take_rows(self.batches[0], request.rows)
-            for micro_batch in self.forward.micro_batches(len(batch)):
-                self.forward.gather(None, take_rows(batch, micro_batch))
+            for micro_batch in self.micro_batches(len(batch)):
+                self.gather(None, take_rows(batch, micro_batch))
 
     def _group_alike(self, requests: dict[int, GradRequest]) -> list[list[int]]:
         """Group requests that one forward pass can answer: all of a joint loss, else those that are alike."""
-        if self.forward.is_joint:
+        if self.is_joint:
             return [list(requests)]
         groups: dict[Any, list[int]] = {}
         for i, request in requests.items():
@@ -167,7 +152,7 @@ class StepRunner:
         lr = float(state.optimizer.param_groups[0]["lr"])
         if sam_set is None:
             return StepContext(len(self.batches[i]), lr, state.peak_lr)
-        smallest = min_fraction(state.module, len(self.batches[i]), share=self.gradients.share)
+        smallest = min_fraction(state.module, len(self.batches[i]), share=self.share)
         return StepContext(len(self.batches[i]), lr, state.peak_lr, sam_set, smallest)
 
 

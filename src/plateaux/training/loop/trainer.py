@@ -23,8 +23,7 @@ from plateaux.distributed.stop_signal import StopFlag, graceful_shutdown
 from plateaux.loss_landscape.callback import ProbeCallback
 from plateaux.storage.run import Run
 from plateaux.training.jobs import Job
-from plateaux.training.loop.averaged_weights import describe_weights
-from plateaux.training.loop.checkpointer import Checkpointer
+from plateaux.training.loop.checkpointer import Checkpointer, describe_weights
 from plateaux.training.loop.epoch_stats import EpochStats
 from plateaux.training.loop.metric_logger import MetricLogger
 from plateaux.training.loop.offload import offload_to_disk
@@ -161,31 +160,30 @@ class Trainer:
         """Train every member for one epoch, starting at step `first_step`."""
         streams: dict[int, Iterator[Batch]] = {}
         for member in self.members:
-            batches = member.loader.epoch(epoch, start=first_step, shard=self.executor.shard)
-            streams.setdefault(id(member.loader), batches)
+            stream = member.loader.epoch(epoch, start=first_step, shard=self.executor.shard)
+            streams.setdefault(id(member.loader), stream)
+        size = self.recipe.data.batch_size
         for index in range(first_step, self.steps):
             if self.members:
-                self._train_step(epoch, index, streams, options, stop)
+                states = [member.state for member in self.members]
+                batches = self._next_batches(epoch, index, streams, stop)
+                total = min(size, len(self.members[0].loader.ids) - index * size)
+                results = step(self.executor, states, batches, options, share=len(batches[0]) / total)
+                for member, stats, batch in zip(self.members, results, batches, strict=True):
+                    if stats is not INACTIVE:
+                        member.pending.append((stats, len(batch)))
             self._after_step(epoch, index + 1, stop)
         self._after_epoch(epoch + 1, stop)
 
-    def _train_step(
-        self, epoch: int, index: int, streams: dict[int, Iterator[Batch]], options: StepOptions, stop: StopFlag
-    ) -> None:
-        states = [member.state for member in self.members]
+    def _next_batches(self, epoch: int, index: int, streams: dict[int, Iterator[Batch]], stop: StopFlag) -> list[Batch]:
+        """Return the next batch of every member; members with one loader share its batches."""
         try:
-            next_batches = {key: next(streams[key]) for key in {id(member.loader): None for member in self.members}}
+            batches = {key: next(streams[key]) for key in {id(member.loader): None for member in self.members}}
         except DataError:
             if not stop.is_set():
                 raise
             self._stop(epoch, index)  # a signal to the process group also ends the workers of the data loader
-        batches = [next_batches[id(member.loader)] for member in self.members]
-        size = self.recipe.data.batch_size
-        total = min(size, len(self.members[0].loader.ids) - index * size)
-        results = step(self.executor, states, batches, options, share=len(batches[0]) / total)
-        for member, stats, batch in zip(self.members, results, batches, strict=True):
-            if stats is not INACTIVE:
-                member.pending.append((stats, len(batch)))
+        return [batches[id(member.loader)] for member in self.members]
 
     def _after_step(self, epoch: int, done: int, stop: StopFlag) -> None:
         if done % self.recipe.run.log_every == 0 or done == self.steps:
