@@ -188,7 +188,7 @@ def decide(means: dict[str, Aurocs]) -> tuple[str, str, dict[str, Interval]]:
     by_score = {score: [each["calibrated"][score] for each in means.values()] for score in OOD_SCORES}
     best = max(CANDIDATES, key=lambda score: mean(by_score[score]))
     differences = {score: paired_t_interval(values, by_score[best]) for score, values in by_score.items()}
-    selected = next(score for score in CANDIDATES if score == best or not differences[score].excludes_zero)
+    selected = next(score for score in CANDIDATES if score == best or not _excludes_zero(differences[score]))
     return best, selected, differences
 
 
@@ -202,6 +202,10 @@ def print_table(means: dict[str, Aurocs], best: str, differences: dict[str, Inte
         cells.append("" if score == best else f"{100 * apart.value:+.1f} ± {100 * apart.half:.1f}")
         cells.append(f"{100 * mean(each['raw'][score] for each in means.values()):.1f}")
         print(f"| `{score}` | {' | '.join(cells)} |")
+
+
+def _excludes_zero(interval: Interval) -> bool:
+    return interval.low > 0 or interval.high < 0
 
 
 def main() -> None:
