@@ -39,6 +39,8 @@ class Curvature:
 
     def __init__(self, surface: LossSurface, *, kind: Kind = "hessian", layer: str | None = None) -> None:
         self.surface, self.kind = surface, kind
+        if kind == "gauss_newton":
+            surface.require_cross_entropy("The Gauss-Newton matrix")
         self.names = _param_names(surface, layer)
         self.chunks = tuple(_split_chunks(surface))
         sizes = torch.tensor([len(chunk) for chunk in self.chunks], dtype=torch.float64)

@@ -21,7 +21,7 @@ def squared_gradient_norms(surface: LossSurface) -> Tensor:
         return surface.losses_from_logits(outputs[0], batch)[None]
 
     # None stands for plain cross entropy, which has a closed form without cancellation.
-    loss_fn = loss if surface.normalize_logits else None
+    loss_fn = loss if surface.normalize_logits or surface.loss else None
     return torch.cat([squared_norms(surface.member, batch, loss_fn) for batch in surface.batches])
 
 

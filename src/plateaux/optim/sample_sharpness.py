@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
 from plateaux.core.errors import TrainingLoopError, suggest
@@ -81,7 +82,11 @@ def _loss_of_members(loss: Callable[..., Tensor] | None) -> LossFn | None:
     per_sample = loss
 
     def losses(outputs: Tensor, batch: Batch) -> Tensor:
-        values: Tensor = per_sample(outputs[0], batch.y)
+        # Scores are computed in float64, which the weights of a loss must have too.
+        own = dict(per_sample.state_dict(keep_vars=True)) if isinstance(per_sample, nn.Module) else {}
+        wide = {name: value.to(outputs.dtype) for name, value in own.items() if value.is_floating_point()}
+        arguments = outputs[0], batch.y
+        values: Tensor = functional_call(per_sample, wide, arguments) if wide else per_sample(*arguments)
         if values.shape != batch.index.shape:
             raise TrainingLoopError(
                 f"The loss returned shape {list(values.shape)} for {len(batch)} samples; it must return one loss per "

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.experiment import Experiment
@@ -57,6 +58,7 @@ class MemberProgress:
     seconds: FiniteSeconds = 0.0  # training time over all attempts; members that train in one process share it equally
     partition_checkpoint: str | None = None  # state at the first partition, from which another run can branch
     digests: Mapping[str, str] = field(default_factory=dict)  # of all objects that are named here
+    member: str = ""  # the id of the run and the number of the member
 
     @property
     def position(self) -> tuple[int, int]:
@@ -140,15 +142,17 @@ class Run:
                     + "\n  ".join(changes)
                     + "\nChoose another --out, or restore the recipe"
                 )
-            changes = old.info.changes(info)
-            if changes and not accept_changes:
+            changes, has_trained = old.info.changes(info), old.has_trained()
+            if changes and has_trained and not accept_changes:
                 raise RunError(
                     f"{root} was trained on other data or with other model code. Differences (stored -> given):\n  "
                     + "\n  ".join(changes)
                     + "\nRestore them, choose another --out, or continue anyway with --accept-changes "
                     "(accept_changes=True), which is recorded in the run"
                 )
-            info = old.info.with_changes(info) if changes else old.info
+            info = old.info.with_changes(info) if has_trained else replace(info, id=old.info.id)
+        else:
+            info = replace(info, id=uuid4().hex)
         run = cls(store, experiment, info)
         run._write()
         return run
@@ -191,7 +195,21 @@ class Run:
             return MemberProgress()
         advice = "restore it, or delete its folder to train that member again"
         tree, file = self.store.get_json(name), self.store.root / name
-        return read_shape(MemberProgress, tree, file, advice, required=("epoch", "checkpoints", "log_parts", "digests"))
+        found = read_shape(MemberProgress, tree, file, advice, required=("epoch", "checkpoints", "log_parts", "digests"))
+        if found.member != self._member_id(number):
+            raise RunError(
+                f"{file} is not of member {number} of this run: the folder was copied from another member or run. "
+                "Restore it, or delete it to train that member again"
+            )
+        return found
+
+    def _member_id(self, number: int) -> str:
+        return f"{self.info.id}/{number}" if self.info.id else ""
+
+    def has_trained(self) -> bool:
+        """Return whether a member has trained, or a process is about to train one."""
+        numbers = range(self.recipe.members)
+        return any(self.progress(n).position != (0, 0) or self.is_locked(n) for n in numbers)
 
     def all_progress(self) -> list[MemberProgress]:
         return [self.progress(number) for number in range(self.recipe.members)]
@@ -221,7 +239,8 @@ class Run:
         if self.store.has(SHARED):
             names.append(SHARED)
         digests = {name: known.get(name) or digest_bytes(self.store.get(name)) for name in names}
-        self.store.put_json(f"members/{number}/progress.json", asdict(replace(progress, digests=digests)))
+        state = replace(progress, digests=digests, member=self._member_id(number))
+        self.store.put_json(f"members/{number}/progress.json", asdict(state))
         self.clear(number, progress)
 
     def clear(self, number: int, progress: MemberProgress) -> None:

@@ -56,6 +56,7 @@ def _squares(surface: LossSurface, batch: Batch, labels: Labels) -> Tensor:
     logits, change = jvp_outputs(surface.logits_fn(batch), surface.origin, surface.origin)
     if labels == "true":
         return _jvp_logits(lambda z: surface.losses_from_logits(z, batch), logits, change)[1].square()
+    surface.require_cross_entropy("The expectation over the labels of the model")
     log_p, slopes = _jvp_logits(lambda z: surface.prepare_logits(z).log_softmax(-1), logits, change)
     return (log_p.exp() * slopes.square()).sum(-1)
 

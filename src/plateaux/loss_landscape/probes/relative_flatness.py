@@ -49,6 +49,7 @@ def relative_flatness(
 
 def _last_layer_values(surface: LossSurface, scaling: str) -> Tensor:
     """Return the value of every sample `[N]`. Only scaling needs the features of all samples in memory at once."""
+    surface.require_cross_entropy("The closed form of relative flatness")
     if surface.normalize_logits:
         raise RecipeError(
             "The closed form of relative flatness does not support normalized logits; select the layer by name: "
