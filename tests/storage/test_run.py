@@ -13,6 +13,7 @@ from cases import NO_DATA, blobs
 
 from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
+from plateaux import evaluate, load_predictor
 from plateaux.core.errors import RunError, StorageError
 from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.storage.local_store import LocalStore
@@ -46,6 +47,18 @@ def copy(folder: Path, to: Path) -> Path:
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         (to / name).write_bytes(content)
     return to
+
+
+@pytest.mark.parametrize("source", ["another member", "another run"])
+def test_the_folder_of_another_member_is_refused(source: str, trained: Path, tmp_path: Path) -> None:
+    run = copy(trained, tmp_path / "run")
+    other = train(RECIPE, tmp_path / "other").store.root / "members" / "1" if source == "another run" else None
+    copy(Path(str(other)) if other else run / "members" / "0", run / "members" / "1")
+    with pytest.raises(RunError, match="is not of member 1 of this run: the folder was copied"):
+        evaluate(run)
+    with pytest.raises(RunError, match="is not of member 1"):
+        load_predictor(run)
+    assert Run.open(copy(trained, tmp_path / "moved")).progress(1).finished
 
 
 def test_a_run_folder_has_the_documented_files(trained: Path) -> None:

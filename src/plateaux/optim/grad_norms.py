@@ -17,18 +17,17 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad as gradient_of
 from torch.func import vmap
 
-from plateaux.core.errors import RecipeError, first_line
+from plateaux.core.errors import PlateauxError, RecipeError, first_line
 from plateaux.core.member import MemberModule, pruning_masks
 from plateaux.core.method import LossFn
 from plateaux.core.types import Batch, map_tensors
 from plateaux.optim.grad_norm_hooks import Call, GradNormHooks
 from plateaux.optim.grad_norm_rules import layer_type, unsupported_attention_reason
-from plateaux.optim.losses import call_loss
+from plateaux.optim.logit_gradients import normalized_logit_gradient
 
 MAX_REL_ERROR = 1e-3  # of the verification: far above rounding errors, far below those of a wrong rule
 FAILURES = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError)  # of a fast rule
@@ -96,7 +95,7 @@ def _try_plan(
     """Return the norms and what the plan does not support: everything, if a fast rule fails on this batch."""
     try:
         return _planned_norms(module, trained, batch, plan, start)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, PlateauxError):
         raise
     except FAILURES as error:
         if len(plan.slow) == len(trained):
@@ -126,48 +125,6 @@ def _disagreement(
     if all(_agree(found, reference, rounding) for found in (norms, reversed_norms.flip(0))):
         return []
     return [(name, "samples of a batch are reordered or routed by their content") for name in trained]
-
-
-def normalized_logit_gradient(logits: Tensor, batch: Batch, loss: LossFn | None) -> tuple[Tensor, Tensor]:
-    """Return the gradient of each sample with respect to its logits, scaled to norm one, and its squared norm.
-
-    Without the scaling, the gradients of well-fitted samples would underflow in float32.
-    """
-    gradient = logit_gradient(logits, batch, loss)
-    scale = gradient.flatten(1).square().sum(1)
-    norm = scale.sqrt().clamp(min=torch.finfo(torch.float64).tiny).view(-1, *[1] * (gradient.ndim - 1))
-    return gradient / norm, scale
-
-
-def logit_gradient(logits: Tensor, batch: Batch, loss: LossFn | None) -> Tensor:
-    """Return the gradient of the loss of each sample with respect to its logits, in float64."""
-    if loss is None and logits.ndim == 2 and batch.y.ndim == 1 and not batch.y.is_floating_point():
-        is_labeled = batch.y >= 0  # cross_entropy ignores labels of -100
-        label = batch.y.clamp(min=0)[:, None]
-        wide = logits.double()
-        gradient = wide.softmax(1)
-        # p_y - 1 = -sigmoid(logsumexp of the others - z_y), which does not cancel where p_y is nearly one.
-        return gradient.scatter(1, label, -torch.sigmoid(_negative_margin(wide, label))) * is_labeled[:, None]
-    with torch.enable_grad():
-        wide = logits.detach().double().requires_grad_()
-        total = call_loss(loss or _cross_entropy, wide, batch).sum()
-        return torch.autograd.grad(total, wide)[0]
-
-
-def sample_losses(logits: Tensor, batch: Batch, loss: LossFn | None) -> Tensor:
-    """Return the loss of every sample in float64."""
-    return call_loss(loss or _cross_entropy, logits.double(), batch).double()
-
-
-def _negative_margin(logits: Tensor, label: Tensor) -> Tensor:
-    others = logits.scatter(1, label, -torch.inf)
-    return others.logsumexp(1, keepdim=True) - logits.gather(1, label)
-
-
-def _cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    y = batch.y.to(logits.dtype) if batch.y.is_floating_point() else batch.y
-    losses = F.cross_entropy(logits[0], y, reduction="none")
-    return losses.reshape(1, len(losses), -1).mean(-1)
 
 
 def max_batch_size(member: MemberModule, batch: Batch, *, bound: int) -> int:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from plateaux.core.errors import RecipeError, first_line, suggest
+from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.method import LossFn
 from plateaux.core.ranges import Fraction, NonNegative
 from plateaux.core.types import Batch
@@ -73,17 +73,6 @@ def get_loss(name: str) -> Callable[..., LossFn]:
     if name not in LOSSES:
         raise RecipeError(f"There is no loss called {name!r}; {suggest(name, [*LOSSES, *UNSUPPORTED])}")
     return LOSSES[name]
-
-
-def call_loss(loss: LossFn, logits: Tensor, batch: Batch) -> Tensor:
-    """Return the losses `[B]` of one member; probes and scores compute them in float64."""
-    try:
-        return loss(logits[None], batch)[0]
-    except RuntimeError as error:
-        raise RecipeError(
-            f"The loss cannot be computed from outputs of {logits.dtype}: {first_line(error)}. Convert its tensors to "
-            "the dtype of the outputs, as in weight.to(outputs.dtype)"
-        ) from error
 
 
 A2D_EPSILON = 1e-7  # added inside the logarithm of A2D: two certain members that agree cost at most -log(epsilon)
