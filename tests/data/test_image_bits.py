@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
 
 from plateaux.core.errors import DataError
 from plateaux.data.data_summary import TensorSummary
@@ -36,15 +36,18 @@ def test_files_of_16_bits_are_scaled_to_8_bits(tmp_path: Path, suffix: str, chan
 def test_the_exif_orientation_is_applied_in_training_and_prediction(
     tmp_path: Path, orientation: int, suffix: str
 ) -> None:
-    image = Image.fromarray(np.arange(0, 240, 5, dtype=np.uint8).reshape(6, 8))
+    stored = np.arange(0, 240, 5, dtype=np.uint8).reshape(6, 8)
+    image = Image.fromarray(stored)
     image.getexif()[0x0112] = orientation
     options = {"quality": 100} if suffix == "jpg" else {}
     image.save(file := tmp_path / f"image.{suffix}", exif=image.getexif(), **options)
-    with Image.open(file) as opened:
-        expected = np.asarray(ImageOps.exif_transpose(opened))
-    assert np.array_equal(decode(file, channels=1)[0].numpy(), expected)
+    turned = [stored, stored[:, ::-1], stored[::-1, ::-1], stored[::-1], stored.T, np.rot90(stored, -1),
+              stored[::-1, ::-1].T, np.rot90(stored)]  # fmt: skip
+    expected = decode(file, channels=1)[0].numpy()
+    assert expected.shape == turned[orientation - 1].shape
+    assert np.abs(expected.astype(int) - turned[orientation - 1].astype(int)).max() <= 3  # JPEG loses something
     contract = InputContract({"x": TensorSummary("uint8", (1, *expected.shape), 0.0, 255.0)}, 2, ("no", "yes"))
-    for given in (file, file.read_bytes(), Image.open(file)):
+    for given in (file, file.read_bytes(), Image.open(io.BytesIO(file.read_bytes()))):
         found = prepare(given, contract).arrays["x"]  # type: ignore[arg-type]
         assert np.array_equal(found[0, 0], expected.astype(np.float32) / np.float32(255))
 

@@ -288,7 +288,7 @@ class Routing(Sorting):
 def test_norms_of_a_network_that_reorders_its_samples_are_exact(network: type[Sorting], samples: int) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Per-sample gradient norms are slow")
-        for seed in range(20):
+        for seed in range(8):
             torch.manual_seed(seed)
             module = network().double()
             for size in (samples, 12, 7):
@@ -299,7 +299,9 @@ def test_norms_of_a_network_that_reorders_its_samples_are_exact(network: type[So
 def test_norms_of_a_batch_that_a_fast_rule_cannot_read_are_exact() -> None:
     module, x = Routing().double(), torch.randn(12, 6).double()
     together = batch_of(torch.cat([x[:, :1].abs(), x[:, 1:]], 1), 5)  # all samples take the same way
-    squared_norms(MemberModule(module), together)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Per-sample gradient norms are slow")  # one expert has no samples
+        squared_norms(MemberModule(module), together)
     with pytest.warns(UserWarning, match="Per-sample gradient norms are slow"):
         found = squared_norms(MemberModule(module), batch_of(x, 5))
     assert off(found, gradient_norms(module, batch_of(x, 5))) < 1e-10

@@ -115,7 +115,9 @@ def test_masks_of_micro_batches_accumulate(name: str) -> None:
 def test_scores_accept_class_weights_in_the_precision_of_the_network(score: Any) -> None:
     torch.manual_seed(0)
     net, x, y, weight = nn.Linear(3, 2), torch.randn(8, 3), torch.arange(8) % 2, torch.tensor([1.0, 3.0])
-    found, wide = (SampleSharpness(net, nn.CrossEntropyLoss(weight=w), score=score)(x, y) for w in (weight, weight.double()))
+    found, wide = (
+        SampleSharpness(net, nn.CrossEntropyLoss(weight=w), score=score)(x, y) for w in (weight, weight.double())
+    )
     assert torch.equal(found, wide)
     with pytest.raises(RecipeError, match=r"float64.* Convert its tensors .* weight\.to\(outputs\.dtype\)"):
         SampleSharpness(net, partial(F.cross_entropy, weight=weight, reduction="none"), score=score)(x, y)

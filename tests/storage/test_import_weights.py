@@ -235,10 +235,11 @@ def test_the_command_imports_a_pattern_with_renamed_entries(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
 def test_weights_of_another_kind_of_numbers_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
-    torch.save({name: tensor.to(dtype) for name, tensor in network(0).state_dict().items()}, tmp_path / "a.pt")
+    weights = network(0).state_dict()
+    torch.save({**weights, "0.weight": weights["0.weight"].to(dtype)}, tmp_path / "a.pt")
     with pytest.raises(RecipeError, match="have another shape or kind of numbers"):
         import_files(tmp_path / "run", [tmp_path / "a.pt"])
-    torch.save({name: tensor.half() for name, tensor in network(0).state_dict().items()}, tmp_path / "b.pt")
+    torch.save({name: tensor.half() for name, tensor in weights.items()}, tmp_path / "b.pt")
     assert import_files(tmp_path / "run", [tmp_path / "b.pt"]).weights(0)["0.weight"].dtype == torch.float32
 
 

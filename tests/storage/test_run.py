@@ -11,9 +11,9 @@ import pytest
 import torch
 from cases import NO_DATA, blobs
 
+import plateaux
 from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
-from plateaux import evaluate, load_predictor
 from plateaux.core.errors import RunError, StorageError
 from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.storage.local_store import LocalStore
@@ -55,9 +55,9 @@ def test_the_folder_of_another_member_is_refused(source: str, trained: Path, tmp
     other = train(RECIPE, tmp_path / "other").store.root / "members" / "1" if source == "another run" else None
     copy(Path(str(other)) if other else run / "members" / "0", run / "members" / "1")
     with pytest.raises(RunError, match="is not of member 1 of this run: the folder was copied"):
-        evaluate(run)
+        plateaux.evaluate(run)
     with pytest.raises(RunError, match="is not of member 1"):
-        load_predictor(run)
+        plateaux.load_predictor(run)
     assert Run.open(copy(trained, tmp_path / "moved")).progress(1).finished
 
 
@@ -140,7 +140,8 @@ def test_executor_and_run_settings_do_not_make_another_recipe(
 
 def test_other_data_with_the_same_recipe_are_rejected(tmp_path: Path) -> None:
     Run.begin(tmp_path, Experiment(RECIPE), RunInfo(DataInfo.from_splits(numbers())))
-    Run.begin(tmp_path, Experiment(RECIPE), RunInfo(DataInfo.from_splits(numbers())))
+    run = Run.begin(tmp_path, Experiment(RECIPE), RunInfo(DataInfo.from_splits(numbers())))
+    run.commit(0, MemberProgress(epoch=1))
     with pytest.raises(RunError) as error:
         Run.begin(tmp_path, Experiment(RECIPE), RunInfo(DataInfo.from_splits(numbers(1.0))))
     assert (
@@ -234,6 +235,7 @@ def test_progress_cannot_name_files_outside_the_run(tmp_path: Path) -> None:
         "members/0/progress.json",
         asdict(
             MemberProgress(
+                member=f"{run.info.id}/0",
                 weights="../secret.safetensors",
                 log_parts=("/etc/passwd",),
                 digests={"../secret.safetensors": "sha256:6:0", "/etc/passwd": "sha256:1:0"},
@@ -288,9 +290,9 @@ def test_run_info_is_read_back_and_keeps_the_stored_keys(tmp_path: Path) -> None
     data = replace(NO_DATA.data, shape=(3, 2), labels=("a", "b"), unlabeled=UnlabeledInfo("more", "ab", (1, 4)))
     info = RunInfo(data, imported_from=("a.safetensors",), autotune=AutotuneInfo(scoring_batch=7))
     run = Run.begin(tmp_path, Experiment(RECIPE), info)
-    assert Run.open(tmp_path).info == info
+    assert Run.open(tmp_path).info == run.info == replace(info, id=run.info.id)
     tree = run.store.get_json("run.json")
-    assert list(tree) == ["format", "data", "imported_from", "autotune", "recipe_digest", "members"]
+    assert list(tree) == ["format", "data", "id", "imported_from", "autotune", "recipe_digest", "members"]
     assert tree["data"] == {
         "name": "none", "classes": 2, "shape": [3, 2], "mean": [], "std": [], "labels": ["a", "b"],
         "train": {"samples": 0, "fingerprint": ""}, "test": {"samples": 0, "fingerprint": ""},

@@ -136,7 +136,10 @@ def test_large_arrays_are_not_stored(monkeypatch: pytest.MonkeyPatch, caplog: py
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"x": DataLoader(TensorDataset(torch.zeros(8, 2), torch.zeros(8)))}, "x is a DataLoader, .* give its data set"),
+        (
+            {"x": DataLoader(TensorDataset(torch.zeros(8, 2), torch.zeros(8)))},
+            "x is a DataLoader, .* give its data set",
+        ),
         ({"x": iter([(X[0], 0)])}, "x is a list_iterator, which can be read only once"),
         ({"x": csr_array(np.eye(8)), "y": np.arange(8) % 2}, r"x is a sparse matrix of scipy.* x\.toarray\(\)"),
         ({"x": X}, "x is a ndarray without labels"),

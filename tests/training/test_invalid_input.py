@@ -153,7 +153,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"model": lambda: nn.Linear(4, CLASSES + 1), "loss": squared},
         r"returned outputs of shape \[2, 4\] for 2 samples\. Expected: \[2, 3\]",
     ),
-    "a network that returns a dict": ({"model": Named}, r"Named returned a dict\. Expected: a tensor of logits .* Wrap"),
+    "a network that returns a dict": (
+        {"model": Named},
+        r"Named returned a dict\. Expected: a tensor of logits .* Wrap",
+    ),
     "a single class": (
         {"data": lambda: tensors(y=torch.zeros_like(Y))},
         r"All 32 training labels .* have the value 0\. Expected: at least 2 classes\. The usual cause is .* sorted",
@@ -291,7 +294,7 @@ def test_a_stored_run_whose_labels_are_no_classes_is_refused_everywhere(
 
 def test_evaluation_data_with_other_labels_than_classes_are_refused(tmp_path: Path) -> None:
     run = train(tmp_path, lambda: tensors())
-    for data in (tensors(y=Y + 0.5), tensors(y=nn.functional.one_hot(Y)), on_demand(y=Y + 0.5)):
+    for data in (tensors(y=Y + 0.5), tensors(y=nn.functional.one_hot(Y))):
         with pytest.raises(DataError, match=r"Expected: integer class numbers of shape \[N\]"):
             plateaux.evaluate(plateaux.open_run(run, data=data, model=linear))
 

@@ -44,7 +44,8 @@ def has_color(source: Path | bytes, *, name: str) -> bool:
 def to_pixels(image: Any, *, size: int | ImageSize | None = None, channels: int = 3, name: str = "The image") -> Pixels:
     """Convert a Pillow image to uint8 `[channels, H, W]`: grayscale for 1 channel, RGB for 3, RGBA for 4.
 
-    Its EXIF orientation is applied, as browsers do. With a number as `size`, the shorter side is resized to it and the center square is cropped.
+    Its EXIF orientation is applied. With a number as `size`, the shorter side is resized to it and the center square is
+    cropped.
     """
     image = to_eight_bits(upright(image), name=name).convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
     if isinstance(size, ImageSize):
@@ -97,7 +98,8 @@ def _open(source: Path | bytes, name: str) -> Iterator[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", image_module.DecompressionBombWarning)  # refused below
-            opened = image_module.open(source if isinstance(source, Path) else io.BytesIO(source))
+            # Pillow ignores the orientation of a TIFF file that it maps into memory.
+            opened = image_module.open(io.BytesIO(source.read_bytes() if isinstance(source, Path) else source))
         with opened:
             _check_pixels(opened.size, name)
             yield opened

@@ -283,8 +283,8 @@ def _open_own(name: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]
             return data.train, train
         if not len(validation):
             raise RunError(
-                "The run has no validation samples, because its recipe sets no data.validation_split. Use test samples: "
-                "--split test; to calibrate, a part of them: --split test --fraction 0.5"
+                "The run has no validation samples, because its recipe sets no data.validation_split. Use the test "
+                "samples: --split test, or to calibrate, a part of them: --split test --fraction 0.5"
             )
         return data.train, validation
 

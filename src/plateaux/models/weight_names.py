@@ -52,7 +52,7 @@ def compare_names(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) ->
     mismatched = {
         name: f"{name} ({_describe(weights[name])} in the file, {_describe(state[name])} in the model)"
         for name in weights
-        if name in state and _describe(weights[name]) != _describe(state[name])
+        if name in state and _describe(weights[name]) != _describe(state[name]) and not name.endswith(COUNTER)
     }
     return NameComparison(missing, unexpected, mismatched, len(weights) - len(unexpected) - len(mismatched))
 

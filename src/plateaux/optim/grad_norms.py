@@ -30,7 +30,8 @@ from plateaux.optim.grad_norm_rules import layer_type, unsupported_attention_rea
 from plateaux.optim.logit_gradients import normalized_logit_gradient
 
 MAX_REL_ERROR = 1e-3  # of the verification: far above rounding errors, far below those of a wrong rule
-FAILURES = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError)  # of a fast rule
+# Of a fast rule.
+FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
 CHECKED_ROWS = 4  # of a batch, that are verified against backward passes of single samples
 MAX_BATCH = 512  # samples in one backward pass
 FIXED_BYTES = 2**25  # memory for workspaces and compiled kernels, independent of the batch
@@ -48,7 +49,7 @@ class GradNormPlan:
     expanded: tuple[str, ...] = ()  # parameters of shape [1, ...] that are expanded to one copy per sample
     axes: dict[Call, int | None] = field(default_factory=dict)  # the sample axis of a layer's input; None: it has none
     loop: bool = False  # vmap does not support the network
-    verified: int = 2  # the size of the largest batch on which the norms were verified
+    verified: int = 1  # the size of the largest batch on which the norms were verified
 
 
 _plans: WeakKeyDictionary[nn.Module, dict[frozenset[str], GradNormPlan]] = WeakKeyDictionary()
@@ -100,6 +101,8 @@ def _try_plan(
     except FAILURES as error:
         if len(plan.slow) == len(trained):
             raise
+        with torch.no_grad():
+            MemberModule(module)(batch.x)  # raises an error of the network itself
         reason = f"the fast rule fails with {type(error).__name__}: {first_line(error)}"
         return torch.zeros(len(batch)), [(name, reason) for name in trained]
 

@@ -142,15 +142,17 @@ class Run:
                     + "\n  ".join(changes)
                     + "\nChoose another --out, or restore the recipe"
                 )
-            changes, has_trained = old.info.changes(info), old.has_trained()
-            if changes and has_trained and not accept_changes:
+            changes = old.info.changes(info)
+            has_trained = bool(changes) and old.has_trained()
+            if has_trained and not accept_changes:
                 raise RunError(
                     f"{root} was trained on other data or with other model code. Differences (stored -> given):\n  "
                     + "\n  ".join(changes)
                     + "\nRestore them, choose another --out, or continue anyway with --accept-changes "
                     "(accept_changes=True), which is recorded in the run"
                 )
-            info = old.info.with_changes(info) if has_trained else replace(info, id=old.info.id)
+            untrained = replace(info, id=old.info.id) if changes else old.info
+            info = old.info.with_changes(info) if has_trained else untrained
         else:
             info = replace(info, id=uuid4().hex)
         run = cls(store, experiment, info)
@@ -195,13 +197,15 @@ class Run:
             return MemberProgress()
         advice = "restore it, or delete its folder to train that member again"
         tree, file = self.store.get_json(name), self.store.root / name
-        found = read_shape(MemberProgress, tree, file, advice, required=("epoch", "checkpoints", "log_parts", "digests"))
+        found = read_shape(
+            MemberProgress, tree, file, advice, required=("epoch", "checkpoints", "log_parts", "digests")
+        )
         if found.member != self._member_id(number):
             raise RunError(
                 f"{file} is not of member {number} of this run: the folder was copied from another member or run. "
                 "Restore it, or delete it to train that member again"
             )
-        return found
+        return replace(found, member="")
 
     def _member_id(self, number: int) -> str:
         return f"{self.info.id}/{number}" if self.info.id else ""

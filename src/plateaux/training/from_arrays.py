@@ -70,9 +70,13 @@ def from_arrays(
     """
     for each, what in ((x, "x"), (test, "test")):
         if isinstance(each, DataLoader):
-            raise DataError(f"{what} is a DataLoader, whose batches have no sample ids: give its data set, loader.dataset.")
+            raise DataError(
+                f"{what} is a DataLoader, whose batches have no sample ids: give its data set, loader.dataset."
+            )
         if isinstance(each, Iterator):
-            raise DataError(f"{what} is a {type(each).__name__}, which can be read only once: give arrays or a Dataset.")
+            raise DataError(
+                f"{what} is a {type(each).__name__}, which can be read only once: give arrays or a Dataset."
+            )
     if is_hugging_face(x):
         _refuse_labels(x, y)
         x, test_split = train_and_test(x)
