@@ -89,9 +89,7 @@ def test_probes_of_the_cross_entropy_are_refused_with_another_loss(probe: str, r
 def test_a_run_with_its_own_loss_is_probed_with_this_loss_only(tmp_path: Path) -> None:
     small = recipe("deep_ensemble", members=1, samples=40, probe={"every": 1, "probes": ["trace"], "samples": 16})
     run = train(small, tmp_path, **{**GIVEN.keywords(), "loss": doubled})
-    with pytest.raises(
-        RunError, match=r"trained with a loss that was passed in Python.*open_run\(path, loss=\.\.\.\)"
-    ):
+    with pytest.raises(RunError, match=r"trained with a loss that was passed in Python.*open_run\(path, loss=\.\.\.\)"):
         run_probes(tmp_path, "trace")
     opened = plateaux.open_run(run, trust=TRUST, loss=doubled)
     (after,) = probe_landscape(opened, probes=["trace"], limit=16)

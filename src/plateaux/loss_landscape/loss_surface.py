@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plateaux.core import tensor_tree
-from plateaux.core.errors import RecipeError
 from plateaux.core.member import LayerRecord, MemberModule, at_params, preserve_buffers
 from plateaux.core.method import LossFn
 from plateaux.core.runtime import fork_rng
@@ -123,11 +122,6 @@ class LossSurface:
             return call_loss(self.loss, self.prepare_logits(logits), batch)
         y = batch.y.to(logits.dtype) if batch.y.is_floating_point() else batch.y
         return F.cross_entropy(self.prepare_logits(logits), y, reduction="none")
-
-    def require_cross_entropy(self, what: str) -> None:
-        """Raise RecipeError for a quantity that is defined by the probabilities of the classes, not by a loss."""
-        if self.loss is not None:
-            raise RecipeError(f"{what} is defined for the cross entropy only, and this run has a loss of its own")
 
     def prepare_logits(self, logits: Tensor) -> Tensor:
         """Return the logits that enter the cross entropy: normalized if `normalize_logits` is set."""

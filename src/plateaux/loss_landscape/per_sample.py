@@ -34,6 +34,12 @@ def require_independent_samples(surface: LossSurface, what: str) -> None:
         )
 
 
+def require_cross_entropy(surface: LossSurface, what: str) -> None:
+    """Raise an error for a quantity that is defined by the probabilities of the classes, not by a loss."""
+    if surface.loss is not None:
+        raise RecipeError(f"{what} is defined for the cross entropy only, and this run has a loss of its own")
+
+
 def mean_over_samples(values: Tensor) -> Estimate:
     """Return the mean of the samples' values `[N]`, with its standard error over samples."""
     values = values.double()

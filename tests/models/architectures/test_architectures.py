@@ -98,7 +98,7 @@ def test_the_shortcut_without_parameters_preserves_channels_last() -> None:
 
 
 def test_more_layers_than_the_limit_are_refused_before_they_are_built() -> None:
-    with pytest.raises(RecipeError, match="hidden_sizes lists 100,000 layers. Expected: at most 2,000"):
+    with pytest.raises(RecipeError, match=r"hidden_sizes lists 100,000 layers. Expected: at most 2,000"):
         model.get("mlp")(shape=(2,), classes=2, hidden_sizes=(8,) * 100_000)
     for name in ("vit", "wrn", "resnet"):
         with pytest.raises(RecipeError, match="less than or equal to 2000"):
