@@ -26,7 +26,7 @@ from plateaux.core.runtime import fork_rng
 from plateaux.core.types import Batch, TensorTree, derive_seed
 from plateaux.models.modes import eval_mode
 from plateaux.models.surgery import batchnorm_layers
-from plateaux.optim.logit_gradients import call_loss
+from plateaux.optim.losses import call_loss
 
 ForwardCallback = Callable[[], None]
 """Called at the start of every forward pass."""

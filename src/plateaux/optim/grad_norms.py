@@ -27,7 +27,7 @@ from plateaux.core.method import LossFn
 from plateaux.core.types import Batch, map_tensors
 from plateaux.optim.grad_norm_hooks import Call, GradNormHooks
 from plateaux.optim.grad_norm_rules import layer_type, unsupported_attention_reason
-from plateaux.optim.logit_gradients import normalized_logit_gradient
+from plateaux.optim.losses import normalized_logit_gradient
 
 MAX_REL_ERROR = 1e-3  # of the verification: far above rounding errors, far below those of a wrong rule
 # Of a fast rule.

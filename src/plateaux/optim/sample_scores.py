@@ -12,7 +12,7 @@ from plateaux.core.method import LossFn
 from plateaux.core.outputs import LoopedOutput, OutputFn
 from plateaux.core.types import Batch
 from plateaux.optim.grad_norms import squared_norms
-from plateaux.optim.logit_gradients import logit_gradient, sample_losses
+from plateaux.optim.losses import logit_gradient, sample_losses
 
 
 def features(layer: str) -> OutputFn:
