@@ -98,8 +98,8 @@ def _open(source: Path | bytes, name: str) -> Iterator[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", image_module.DecompressionBombWarning)  # refused below
-            # Pillow ignores the orientation of a TIFF file that it maps into memory.
-            opened = image_module.open(io.BytesIO(source.read_bytes() if isinstance(source, Path) else source))
+            opened = image_module.open(source if isinstance(source, Path) else io.BytesIO(source))
+            opened.filename = ""  # Pillow ignores the orientation of a TIFF file that it maps into memory by its name
         with opened:
             _check_pixels(opened.size, name)
             yield opened
