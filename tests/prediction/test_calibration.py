@@ -196,9 +196,8 @@ def test_evaluation_on_the_calibration_samples_is_refused(run: Path) -> None:
 
 
 def test_coverage_and_risk_on_other_samples_are_close_to_their_targets(run: Path) -> None:
-    calibrate(
-        run, split="test", fraction=0.5, target_risk=0.05
-    )  # other writers wrote what was trained on: not exchangeable
+    # Other writers wrote what was trained on: not exchangeable. Sets that are never empty cover more.
+    calibrate(run, split="test", fraction=0.5, target_risk=0.05, conformal={"allow_empty": True})
     (found,) = evaluate_calibration(run, exclude_calibration_ids=True)
     name = "ensemble (pool then calibrate)"
     for wanted in (90, 95):

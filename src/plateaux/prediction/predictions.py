@@ -131,6 +131,7 @@ class Predictions:
     def to_columns(self) -> dict[str, list[Any]]:
         """Return the columns of a table with plain Python values."""
         columns: dict[str, list[Any]] = {"name": list(self.names)} if self.names else {}
+        missing: list[Any] = [None] * len(self)
         columns |= {
             "label": self.label.tolist(),
             "label_name": self.label_name,
@@ -138,9 +139,9 @@ class Predictions:
             "entropy": self.uncertainty.entropy.tolist(),
             "mutual_information": self.uncertainty.mutual_information.tolist(),
             "ood_score": self.ood_score.tolist(),
-            "is_ood": [None] * len(self) if self.is_ood is None else self.is_ood.tolist(),
-            "prediction_set": self.prediction_set_names or [None] * len(self),
-            "abstain": [None] * len(self) if self.abstain is None else self.abstain.tolist(),
+            "is_ood": missing if self.is_ood is None else self.is_ood.tolist(),
+            "prediction_set": self.prediction_set_names or missing,
+            "abstain": missing if self.abstain is None else self.abstain.tolist(),
         }
         if self.members_queried is not None:
             columns["members_queried"] = self.members_queried.tolist()
