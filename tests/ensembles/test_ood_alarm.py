@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from plateaux.core.errors import RecipeError
+from plateaux.core.errors import DataError, RecipeError
 from plateaux.ensembles.ood_alarm import OodOptions, fit
 
 
@@ -41,6 +41,8 @@ def test_equal_scores_raise_no_alarm_and_too_few_samples_have_no_threshold() -> 
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, 5])
-def test_a_rate_that_is_not_between_zero_and_one_is_refused(rate: float) -> None:
+def test_no_samples_and_a_rate_that_is_not_between_zero_and_one_are_refused(rate: float) -> None:
+    with pytest.raises(DataError, match="No held-out sample is left"):
+        fit(np.zeros(0), 0.05)
     with pytest.raises(RecipeError, match=r"false_alarms = .*: give a rate between 0 and 1, such as 0\.05"):
         OodOptions(false_alarms=rate)

@@ -113,6 +113,7 @@ def _measured(manifest: Manifest) -> Iterator[str]:
 
 def _limits(manifest: Manifest) -> Iterator[str]:
     yield "The measured numbers hold for data like those they were measured on, and not under distribution shift."
+    yield "The OOD score is not a probability. How many out-of-distribution inputs it detects is not guaranteed."
     if manifest.calibration is None:  # the remark of the manifest says the same
         yield "The model is not calibrated: it has no prediction sets, no abstention, and no OOD alarm."
     else:
@@ -135,7 +136,7 @@ def _calibration_limits(calibration: CalibrationRecord) -> Iterator[str]:
         level = f"{100 * (1 - calibration.sets.alpha):g} %"
         yield f"Prediction sets contain the label of {level} of new samples like those ({fitted}), on average."
     if calibration.alarm.threshold is not None:
-        yield f"The OOD alarm has {calibration.alarm.describe()} for samples like those ({fitted}), and misses others."
+        yield f"The OOD alarm has {calibration.alarm.describe()} for new samples like those ({fitted})."
     limit = calibration.max_error_probability
     if limit is not None and limit < 0:  # an error probability is at least 0
         yield f"The model abstains from every answer: no threshold reaches the target risk ({fitted})."

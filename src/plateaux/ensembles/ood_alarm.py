@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plateaux.core.errors import RecipeError
+from plateaux.core.errors import DataError, RecipeError
 from plateaux.core.ranges import Finite, StoredInt
 
 CONFIDENCE = 0.95  # of the interval
@@ -77,6 +77,8 @@ def fit(scores: NDArray[Any], rate: float) -> OodAlarm:
     from plateaux.ensembles.selective import upper_bound  # imports torch
 
     count, values = len(scores), np.sort(scores.astype(np.float64))
+    if not count:
+        raise DataError("No held-out sample is left to fit the OOD alarm on; give more of them, or no OOD sets")
     rank = math.ceil((count + 1) * (1 - Fraction(str(float(rate)))))
     about = float(values.mean()), float(values.std()), count
     if rank > count:
