@@ -387,10 +387,11 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("cascade of runs", "prediction/calibration.py"): [
         ('return self.ids if self.cascade_ids is None else torch.cat([self.ids, self.cascade_ids])', 'return self.ids'),
         ('outputs.take(order[count:].sort().values)', 'outputs'),
-        ('pool_then_calibrate(pool(outputs.logits, cascade), outputs.y)', 'pool_then_calibrate(outputs.logits, outputs.y)'),
+        ('pool_then_calibrate(pool(outputs.logits, fitted_cascade), outputs.y)', 'pool_then_calibrate(outputs.logits, outputs.y)'),
     ],
     ("cascade of runs", "ensembles/answers.py"): [
         ('answers(logits[:count, some])', 'answers(logits[:, some])'),
+        ('found = compute(logits) if cascade is None else', 'found = compute(logits) if True else'),
         ('order = torch.cat(rows).argsort()', 'order = torch.cat(rows)'),
     ],
     ("cascade of predictors", "prediction/load.py"): [
@@ -404,7 +405,8 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("calibration of runs", "prediction/calibration.py"): [
         ('return outputs.take(~fitted)', 'return outputs'),
         ('incorrect = log_p.argmax(-1) != outputs.y', 'incorrect = outputs.logits[0].argmax(-1) != outputs.y'),
-        ('log_p = calibrated_log_p(outputs.logits, temperatures[fit.order], cascade)', 'log_p = calibrated_log_p(outputs.logits, temperatures["pool then calibrate"], cascade)'),
+        ('log_p = calibrated_log_p(outputs.logits, temperatures[order], fitted_cascade)', 'log_p = calibrated_log_p(outputs.logits, temperatures["pool then calibrate"], fitted_cascade)'),
+        ('never_empty=not set_options.allow_empty', 'never_empty=set_options.kind != "lac" and not set_options.allow_empty'),
         ('if calibration.hashes != tuple(run.weights_hash(number) for number in run.trained_members()):', 'if False:'),
         ('(outputs.logits[position].double() / temperatures[position])', '(outputs.logits[position].double() / temperatures[0])'),
         ('_nll(before[-2], outputs.y)', '_nll(before[-1], outputs.y)'),

@@ -80,7 +80,7 @@ def eval_splits(
     """
     splits: list[EvalSplit] = []
     for text in names:
-        name, limit = _parse_limit(text)
+        name, limit = parse_limit(text)
         new: list[EvalSplit]
         if name in ("test", "train", "validation"):
             new = [EvalSplit(name, name, _open_own(name), {"name": info.name}, name)]
@@ -103,7 +103,7 @@ def eval_splits(
     return splits
 
 
-def _parse_limit(text: str) -> tuple[str, int | None]:
+def parse_limit(text: str) -> tuple[str, int | None]:
     """Return the name of a split and its limit: `corrupted@2000`."""
     name, at, count = text.rpartition("@")
     if at and count.isdecimal() and int(count):
@@ -203,7 +203,7 @@ def ood_set_names(info: DataInfo, names: Sequence[str]) -> list[str]:
 def _single_sets(info: DataInfo, name: str) -> list[str]:
     if name.split(":")[0] != "corrupted":
         return [name]
-    group, limit = _parse_limit(name)
+    group, limit = parse_limit(name)
     suffix = "" if limit is None else f"@{limit}"
     return [f"corrupted:{kind}:{severity}{suffix}" for kind, severity in _corruptions(info, group)]
 
