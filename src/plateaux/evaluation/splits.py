@@ -28,7 +28,7 @@ from plateaux.core.types import Inputs
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, VERSION, Corrupted
 from plateaux.data.corruptions.published import open_published
 from plateaux.data.data_summary import class_names
-from plateaux.data.files import data_root
+from plateaux.data.files import data_path, data_root
 from plateaux.data.image_paths import is_image_path, open_images
 from plateaux.data.labeled_images import LabeledImages, RelabeledSource, class_numbers, open_labeled_images
 from plateaux.data.sources import DataSplits, Source
@@ -213,6 +213,8 @@ def ood_split(name: str, suite: str, components: Components = NO_COMPONENTS) -> 
     if is_image_path(name):
         return EvalSplit(name, suite, _open_path(name), {"name": Path(name).name}, labeled=False)
     dataset = {"tin": "tinyimagenet32", "texture": "textures32", "fashionmnist": "fashion_mnist"}.get(name, name)
+    if dataset not in registry.dataset.names() and data_path(name, None).is_dir():
+        raise RunError(f"There is no dataset called {name!r}. For the images in the folder {name!r}, write ./{name}")
     factory = registry.dataset.get(dataset, allow=components.trust)  # fails on a wrong name before any evaluation
 
     def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
@@ -281,8 +283,8 @@ def _open_own(name: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]
             return data.train, train
         if not len(validation):
             raise RunError(
-                "The run has no validation split, because its recipe sets no data.validation_split. Evaluate on test, "
-                "or train again with --set data.validation_split=0.1"
+                "The run has no validation samples, because its recipe sets no data.validation_split. Use the test "
+                "samples: --split test, or to calibrate, a part of them: --split test --fraction 0.5"
             )
         return data.train, validation
 
