@@ -30,6 +30,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "averaging": ("training/loop/test_averaged_weights.py",),
     "scores": ("optim/test_sample_scores.py",),
     "gradient norms": ("optim/test_grad_norms.py",),
+    "fitting": ("training/test_fit_arrays.py",),
     "tensor trees": ("core/test_tensor_tree.py",),
     "step": (
         "training/loop/test_step.py",
@@ -184,6 +185,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('return squared_norms(member, batch, loss)', 'return squared_norms(member, batch)'),
     ],
     ("custom loops", "optim/sharpness_aware.py"): [
+        ('passes + (fraction <= 1 - smallest)', 'passes + 1'),
         ('with preserve_module_buffers(self.model), at_params', 'with at_params'),
         ('torch._foreach_mul_(list(descent.values()), factor)', 'pass'),
         ('        if self.is_ready:\n            self._carry()\n\n', '        pass\n\n'),
@@ -205,6 +207,10 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('sum(((g * masks[n] if n in masks else g).square().sum() for n, g in grads.items())', 'sum((g.square().sum() for n, g in grads.items())'),
         ('grads = torch.autograd.grad(total, list(params.values()), allow_unused=True) if total.requires_grad', 'grads = torch.autograd.grad(2 * total, list(params.values()), allow_unused=True) if total.requires_grad'),
         ('total = total + _per_sample_norms(module, slow, batch, plan, unit)', 'pass'),
+        ('_slow_down(module, plan, _disagreement(module, trained, batch, plan))', 'pass'),
+    ],
+    ("fitting", "training/fit_arrays.py"): [
+        ('32 if len(data.train) < SMALL else 128', '32'),
     ],
     ("tensor trees", "core/tensor_tree.py"): [
         ('torch._foreach_add(_list(a), _like(a, b), alpha=float(times))', 'torch._foreach_add(_list(a), _list(b), alpha=float(times))'),
@@ -520,6 +526,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('if live < sum(units):', 'if live < 0:'),
         ('for i in remainders[: live - sum(counts)]:', 'for i in remainders[:0]:'),
         ('return [min(max(scale * d, u), s)', 'return [max(scale * d, u)'),
+        ('min(max(scale * d, u), s)', 'min(scale * d, s)'),
         ('below, ties = flat < threshold,', 'below, ties = flat > threshold,'),
     ],
     ("pruning", "config/builders/model.py"): [
