@@ -234,7 +234,7 @@ SEED_LABELS = {
         "landscape",
         "meeting",
     ),
-    *("order", "pass", "present", "random", "relative_flatness", "sam_sharpness", "same", "sampled ids"),
+    *("ood", "order", "pass", "present", "random", "relative_flatness", "sam_sharpness", "same", "sampled ids"),
     *("search", "shared", "slice", "spectrum", "statistics", "unlabelled", "validation", "worst_"),
 }
 SEEDING = {"derive_seed", "generator", "_random_vectors"}  # the functions whose strings are parts of a seed
