@@ -15,14 +15,11 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,12 +34,12 @@ import plateaux
 from plateaux.core.errors import RecipeError
 from plateaux.core.registry import dataset
 from plateaux.deploy.bundle import Bundle
-from plateaux.serving.server import _bind
+from plateaux.serving.server import find_port
 from plateaux.storage.run import own_version
 from tests.cli.test_main import call
 from tests.serving.conftest import RunningServer, running
 
-for name in ("onnxruntime", "starlette", "uvicorn", "prometheus_client", "multipart"):
+for name in ("onnxruntime", "starlette", "granian", "prometheus_client", "multipart"):
     pytest.importorskip(name, reason='pip install "plateaux[serve]"')
 pytestmark = pytest.mark.xdist_group("serving")  # one worker makes the bundle and starts the server once
 
@@ -196,7 +193,7 @@ MALFORMED: list[tuple[str, bytes, dict[str, str], int]] = [
     ("/v2/models/digits/infer", b'{"inputs": []}', {"Inference_Header_Content_Length": "99"}, 400),
     ("/v2/models/digits/infer", b'{"inputs": []}', {"Inference_Header_Content_Length": "-1"}, 400),
     ("/v2/models/digits/infer", b'{"inputs": []}', {"Inference_Header_Content_Length": "\u00b2"}, 400),  # a digit
-    ("/v2/models/other/infer", b"{}", {}, 400),
+    ("/v2/models/other/infer", b"{}", {}, 404),
 ]
 
 
@@ -318,59 +315,17 @@ def test_a_full_queue_refuses_with_retry_after_and_a_late_request_gets_a_timeout
             assert int(headers["retry-after"]) >= 1
 
 
-def test_connections_above_the_limit_wait_and_are_served(bundle: Path, tmp_path: Path) -> None:
-    with running(bundle, tmp_path, "--max-connections", 2) as server:
-        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
-        answers: list[int] = []
-        waiting = threading.Thread(target=lambda: answers.append(ask(server.url, "/v2/health/live")[0]))
-        waiting.start()
-        time.sleep(0.5)
-        assert answers == []
-        for each in idle:
-            each.close()
-        waiting.join(60)
-        assert answers == [200]
-
-
 def test_slow_clients_are_disconnected_and_do_not_block_others(bundle: Path, tmp_path: Path) -> None:
-    with running(bundle, tmp_path, "--read-timeout", 1, "--max-connections", 3) as server:
-        silent, head, body = (socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(3))
+    with running(bundle, tmp_path, "--read-timeout", 1, "--deadline", 1) as server:
+        silent, head, body = (socket.create_connection(("127.0.0.1", server.port), timeout=120) for _ in range(3))
         head.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nX-")
         body.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
-        assert ask(server.url, "/v2/health/live")[0] == 200  # it waits until the server has closed one of them
+        assert ask(server.url, "/v2/health/live")[0] == 200
+        assert b" 504 " in body.recv(65536).partition(b"\r\n")[0]
         for client in (silent, head, body):
-            assert client.recv(1) == b""
-        for client in (silent, head, body):
+            while client.recv(65536):
+                pass
             client.close()
-
-
-def test_only_connections_without_a_new_request_are_idle() -> None:
-    from plateaux.serving.server import IdleConnections
-
-    class Connection:
-        cycle: Any = None
-        transport = SimpleNamespace(close=lambda: closed.append(made))
-
-    closed: list[Any] = []
-    idle, made = IdleConnections(10.0), Connection()
-    for now in (0.0, 9.0):
-        assert idle.close_idle([made], now) == 0
-    made.cycle = SimpleNamespace(response_complete=False, more_body=True)  # its head arrived in time
-    assert idle.close_idle([made], 10.0) == 0
-    made.cycle.more_body = False  # it is answered, however long this takes
-    for now in (11.0, 30.0):
-        assert idle.close_idle([made], now) == 0
-    made.cycle.response_complete = True
-    assert idle.close_idle([made], 31.0) == 0
-    made.cycle = SimpleNamespace(response_complete=True, more_body=False)  # another request has come and gone
-    assert idle.close_idle([made], 40.0) == 0
-    assert idle.close_idle([made], 49.0) == 0
-    assert closed == []
-    assert idle.close_idle([made], 51.0) == 1
-    assert closed == [made]
-    made.cycle = SimpleNamespace(response_complete=False, more_body=True)  # a body that does not arrive
-    assert idle.close_idle([made], 60.0) == 0
-    assert idle.close_idle([made], 71.0) == 1
 
 
 def test_a_cascade_reports_members_queried_and_the_scores_of_its_calibration(tmp_path: Path) -> None:
@@ -420,17 +375,12 @@ def test_requests_in_flight_are_answered_after_sigterm(bundle: Path, tmp_path: P
 
 
 def list_workers(server: RunningServer) -> set[int]:
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    found = set()
-    for child in map(int, children):
-        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-            found.add(child)
-    return found
+    return set(map(int, Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()))
 
 
 def count_ready(server: RunningServer) -> int:
     """Workers that were ever ready. A worker's process exists before its graph is loaded."""
-    return server.log.read_text().count("ready: batches of")
+    return server.log.read_text().count("batches of")
 
 
 def test_a_killed_worker_is_replaced_while_others_answer(bundle: Path, tmp_path: Path) -> None:
@@ -455,7 +405,7 @@ def test_a_killed_worker_is_replaced_while_others_answer(bundle: Path, tmp_path:
         assert min(before) not in after
         infer(server.url, np.zeros((1, 1, 8, 8)))
         log = server.log.read_text()
-    assert "a new one starts" in log
+    assert "Traceback" not in log
     assert log.count('"endpoint": "infer"') >= 20
 
 
@@ -479,7 +429,7 @@ def test_a_port_that_is_in_use_leaves_no_open_socket() -> None:
         used.bind(("127.0.0.1", 0))
         used.listen()
         with pytest.raises(RecipeError, match="choose another --port"):
-            _bind(*used.getsockname())
+            find_port(*used.getsockname())
         gc.collect()
     assert [each for each in found if "socket" in str(each.message)] == []
 

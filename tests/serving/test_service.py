@@ -19,7 +19,7 @@ from plateaux.core.errors import DataError
 from plateaux.prediction.inputs import prepare
 from plateaux.serving import protocol
 from plateaux.serving.batching import Batcher
-from plateaux.serving.pixels import check_pixels
+from plateaux.serving.pixels import count_pixels
 from plateaux.serving.settings import ServeSettings
 
 for name in ("onnxruntime", "starlette", "prometheus_client"):
@@ -34,9 +34,10 @@ def encode_image(kind: str) -> bytes:
 
 
 def test_only_image_formats_without_code_are_opened() -> None:
-    check_pixels([encode_image(kind) for kind in ("png", "jpeg", "webp", "gif", "bmp", "ppm", "tiff")], 64)
+    kinds = ("png", "jpeg", "webp", "gif", "bmp", "ppm", "tiff")
+    assert count_pixels([encode_image(kind) for kind in kinds], 7 * 64, None) == 7 * 64
     with pytest.raises(DataError, match="Expected: a file of PNG, JPEG"):
-        check_pixels([encode_image("eps")], 64)
+        count_pixels([encode_image("eps")], 64, None)
 
 
 def test_an_error_in_one_batch_does_not_end_the_batcher(bundle: Path) -> None:
@@ -52,8 +53,8 @@ def test_an_error_in_one_batch_does_not_end_the_batcher(bundle: Path) -> None:
         batcher = Batcher(predictor, max_batch=4, max_queue=8, observe=observe)
         batcher.start()
         with pytest.raises(OSError, match="No space left"):
-            await asyncio.wait_for(batcher.predict(inputs, 60), 60)
-        found = await asyncio.wait_for(batcher.predict(inputs, 60), 60)
+            await asyncio.wait_for(batcher.predict(inputs), 60)
+        found = await asyncio.wait_for(batcher.predict(inputs), 60)
         await batcher.stop()
         return len(found)
 
@@ -62,7 +63,7 @@ def test_an_error_in_one_batch_does_not_end_the_batcher(bundle: Path) -> None:
 
 def test_images_are_decoded_outside_of_the_event_loop(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise one request with many large images would block all others, and the health probes."""
-    from plateaux.serving.app import Lifecycle, create_app
+    from plateaux.serving.app import create_app
 
     threads: list[str] = []
     original = protocol.prepare_tensors
@@ -92,7 +93,7 @@ def test_images_are_decoded_outside_of_the_event_loop(bundle: Path, monkeypatch:
         return int(sent[0]["status"])
 
     async def run() -> list[int]:
-        app = create_app(ServeSettings(bundle=str(bundle), max_batch=4), Lifecycle())
+        app = create_app(ServeSettings(bundle=str(bundle), max_batch=4))
         async with app.router.lifespan_context(app):
             length = [(b"inference-header-content-length", str(len(header)).encode())]
             return [
