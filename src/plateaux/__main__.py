@@ -12,7 +12,7 @@ _INTERRUPT = signal.getsignal(signal.SIGINT)
 if _INTERRUPT is signal.default_int_handler:  # Ctrl-C during the imports below ends the process without a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from plateaux.cli.main import main
+from plateaux.cli.main import main  # noqa: E402
 
 signal.signal(signal.SIGINT, _INTERRUPT)
 

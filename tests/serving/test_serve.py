@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import hashlib
 import http.client
 import io
 import json
@@ -15,6 +16,8 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -34,6 +37,7 @@ import plateaux
 from plateaux.core.errors import RecipeError
 from plateaux.core.registry import dataset
 from plateaux.deploy.bundle import Bundle
+from plateaux.deploy.manifest import FileRecord
 from plateaux.serving.server import find_port
 from plateaux.storage.run import own_version
 from tests.cli.test_main import call
@@ -162,7 +166,13 @@ def test_the_server_offers_metadata_health_metrics_and_a_page(server: RunningSer
         assert ask(server.url, path)[0] == 200
     model = json.loads(ask(server.url, "/v2/models/digits")[2])
     assert [item["name"] for item in model["inputs"]] == ["x", "image"]
-    assert model["inputs"][0] == {"name": "x", "datatype": "FP32", "shape": [-1, 1, 8, 8]}
+    pixels = {"name": "x", "datatype": "FP32", "shape": [-1, 1, 8, 8], "parameters": {"minimum": 0, "maximum": 1}}
+    assert model["inputs"][0] == pixels
+    assert model["parameters"]["labels"] == list("0123456789")
+    schema = json.loads(ask(server.url, "/schema")[2])
+    row = schema["properties"]["inputs"]["items"]
+    assert (row["maxItems"], row["items"]["items"]["items"]) == (1, {"type": "number", "minimum": 0, "maximum": 1})
+    assert schema["labels"] == model["parameters"]["labels"]
     assert {item["name"] for item in model["outputs"]} >= {"label", "ood_score", "prediction_set", "abstain"}
     assert json.loads(ask(server.url, "/v2")[2])["name"] == "plateaux"
     infer(server.url, np.zeros((2, 1, 8, 8)))
@@ -407,6 +417,77 @@ def test_a_killed_worker_is_replaced_while_others_answer(bundle: Path, tmp_path:
         log = server.log.read_text()
     assert "Traceback" not in log
     assert log.count('"endpoint": "infer"') >= 20
+
+
+def test_workers_end_if_the_process_that_started_them_is_killed(bundle: Path, tmp_path: Path) -> None:
+    with running(bundle, tmp_path, "--workers", 2) as server:
+        wait_until(lambda: count_ready(server) == 2)
+        workers = list_workers(server)
+        server.process.kill()
+        server.process.wait()
+        wait_until(lambda: not any(is_running(pid) for pid in workers))
+    assert len(workers) == 2
+
+
+def is_running(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_clients_at_the_same_time_get_their_own_answers(
+    server: RunningServer, bundle: Path, images: np.ndarray[Any, Any]
+) -> None:
+    x = np.random.default_rng(0).random((64, 2, 1, 8, 8), dtype=np.float32)
+    expected = plateaux.load_predictor(bundle)(x.reshape(-1, 1, 8, 8)).probabilities.reshape(64, 20)
+    go = threading.Barrier(64)
+
+    def one(number: int) -> Any:
+        go.wait(120)
+        (output,) = infer(server.url, x[number], outputs=[{"name": "probabilities"}])["outputs"]
+        return output["data"]
+
+    with ThreadPoolExecutor(64) as pool:
+        for found, right in zip(pool.map(one, range(64)), expected, strict=True):
+            assert found == pytest.approx(right, abs=1e-5)
+
+
+@pytest.mark.parametrize("seconds", [0.2, 0.5, 1.0, 2.0])
+def test_ctrl_c_at_the_start_prints_no_traceback(bundle: Path, seconds: float) -> None:
+    command = [sys.executable, "-m", "plateaux", "serve", str(bundle), "--port", "0", "--workers", "2"]
+    env = {**os.environ, "PYTHONPATH": str(Path(plateaux.__file__).parents[1])}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True
+    )
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
+    output, _ = process.communicate(timeout=120)
+    assert "Traceback" not in output
+    assert "KeyboardInterrupt" not in output
+
+
+def test_a_bundle_that_cannot_be_served_is_an_error_and_never_serving(bundle: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(bundle, tmp_path / "broken"))
+    opened = Bundle.open(bundle)
+    golden = (bundle / "golden.safetensors").read_bytes()
+    start = golden.index(b"}}") + 2  # the end of the header
+    (broken / "golden.safetensors").write_bytes(golden[:start] + bytes(len(golden) - start))
+    record = FileRecord(len(golden), hashlib.sha256((broken / "golden.safetensors").read_bytes()).hexdigest())
+    files = {**opened.manifest.files, "golden.safetensors": record}
+    (broken / "manifest.json").write_bytes(replace(opened.manifest, files=files).to_bytes())
+    env = {**os.environ, "PYTHONPATH": str(Path(plateaux.__file__).parents[1])}
+    command = [sys.executable, "-m", "plateaux", "serve", str(broken), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=400)
+    output = done.stdout + done.stderr
+    assert done.returncode == 4, output
+    assert "for the golden inputs of the bundle" in output
+    assert "serving" not in output.replace(str(tmp_path), "")
+    assert "Traceback" not in output
+
+
+def test_a_pinned_bundle_is_served_only_if_it_is_that_bundle(bundle: Path) -> None:
+    code, _, message = call("serve", str(bundle), "--sha256", "0" * 64)
+    assert (code, "is another bundle: its SHA-256 is" in message) == (4, True)
 
 
 def test_the_command_rejects_invalid_options(bundle: Path, tmp_path: Path) -> None:

@@ -143,12 +143,9 @@ def _prepare_columns(x: Mapping[str, Any], contract: InputContract) -> Array:
     """Return the rows of a table from its columns by name: a number of each, or arrays of one length."""
     names = contract.preprocessing.columns
     if missing := [name for name in names if name not in x]:
-        lacks = "the columns" if len(missing) > 1 else "the column"
-        given = ", ".join(repr(name) for name in list(map(str, x))[:MAX_NAMES])
-        raise DataError(
-            f"The input has {given}, but lacks {lacks} {', '.join(map(repr, missing[:MAX_NAMES]))}. Expected: all "
-            f"{len(names)} columns by name, or x: {contract.describe()}"
-        )
+        lacks = f"lacks the column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing[:MAX_NAMES]))}"
+        given = ", ".join(map(repr, map(str, list(x)[:MAX_NAMES]))) or "no columns"
+        raise DataError(f"The input has {given}, but {lacks}. Expected: all columns, or x: {contract.describe()}")
     values = [_to_numpy(x[name]) for name in names]
     is_row = all(not column.ndim for column in values)
     values = [column.reshape(-1) for column in values]

@@ -186,7 +186,7 @@ def _error(status: int, message: str) -> Response:
 
 
 async def _read_body(service: Service, request: Request, *, is_json: bool) -> bytes:
-    """Return the body of a request, and stop reading at the limit. JSON of the largest request has a limit of its own."""
+    """Return the body of a request, and stop reading at the limit."""
     limit = service.max_json if is_json else service.settings.max_bytes
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise DataError("Compressed bodies are not accepted. Send the body without Content-Encoding")
@@ -279,9 +279,7 @@ async def _predict(service: Service, request: Request) -> Response:
     body = await _read_body(service, request, is_json=is_json)
     contract, settings, reserve = service.predictor.contract, service.settings, request.state.reserve
     if is_json:
-        read: Callable[[], PreparedInputs] = partial(
-            protocol.prepare_json, body, contract, settings.max_rows, reserve
-        )
+        read: Callable[[], PreparedInputs] = partial(protocol.prepare_json, body, contract, settings.max_rows, reserve)
     else:
         file = await _uploaded_file(request, body) if kind == "multipart/form-data" else body
         if not contract.is_image:

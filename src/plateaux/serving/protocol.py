@@ -238,7 +238,9 @@ def _encode_texts(name: str, data: list[Any], shape: list[int]) -> list[bytes]:
         raise DataError(f"A text of {name[:100]!r} is half of a surrogate pair") from None
 
 
-def prepare_images(files: Sequence[bytes], contract: InputContract, max_pixels: int, reserve: Reserve) -> PreparedInputs:
+def prepare_images(
+    files: Sequence[bytes], contract: InputContract, max_pixels: int, reserve: Reserve
+) -> PreparedInputs:
     """Return image files as inputs of the model."""
     reserve(4 * count_pixels(files, max_pixels, contract.preprocessing.resize))
     _reserve_rows(len(files), contract, reserve)
@@ -261,9 +263,7 @@ def _reserve_rows(rows: int, contract: InputContract, reserve: Reserve) -> None:
     reserve(8 * rows * sum(math.prod(summary.shape) for summary in contract.inputs.values()))
 
 
-def prepare_tensors(
-    tensors: Tensors, contract: InputContract, max_pixels: int, reserve: Reserve
-) -> PreparedInputs:
+def prepare_tensors(tensors: Tensors, contract: InputContract, max_pixels: int, reserve: Reserve) -> PreparedInputs:
     """Return the tensors of a request as inputs of the model."""
     if set(tensors) == {IMAGE} and contract.is_image and IMAGE not in contract.inputs:
         images = tensors[IMAGE]
