@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import os
-import random
 import statistics
 import struct
 import threading
@@ -17,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,10 @@ import hypothesis
 import numpy as np
 import pytest
 from attacking import COUNTS, IS_LONG
+from digit_runs import train_digits
 from hypothesis import strategies as st
 from PIL import Image
+from torch import Tensor, nn
 
 import plateaux
 from tests.serving.conftest import RunningServer, running
@@ -38,14 +39,12 @@ SECONDS = 40.0 if IS_LONG else 3.0  # of one attack
 CLIENTS = 64 if IS_LONG else 8
 REQUESTS = 10_000 if IS_LONG else 150
 HEALTH_S, MEMORY_MB, MEMORY_AFTER = 1.0, 400.0, 1.3
-MASK, LENGTH, TOKENS = "attention_mask", 6, 20
+LENGTH, TOKENS = 6, 20
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a bundle that takes images."""
-    from digit_runs import train_digits
-
     folder = tmp_path_factory.mktemp("attacked")
     train_digits(folder / "run", members=2, model={"name": "mlp", "hidden_sizes": [8]})
     plateaux.export(folder / "run", folder / "digits")
@@ -220,7 +219,7 @@ def images(port: int, until: float, count: int = 24) -> Any:
     item = {"name": "image", "shape": [count], "datatype": "BYTES", "parameters": {"binary_data_size": len(blob)}}
     header = json.dumps({"inputs": [item]}).encode()
     content = post("/v2/models/digits/infer", header + blob, Inference_Header_Content_Length=len(header))
-    return send_again_and_again(port, until, content, {400, 429} if count > 1 else {200, 429, 504})
+    return send_again_and_again(port, until, content, {400, 429} if count > 1 else {400, 429, 504})
 
 
 def one_image(port: int, until: float) -> Any:
@@ -292,7 +291,12 @@ REQUEST = st.tuples(
 def test_generated_requests_get_an_answer_and_no_traceback(server: RunningServer) -> None:
     statuses: dict[int, int] = {}
 
-    @hypothesis.settings(max_examples=REQUESTS, database=None, derandomize=not IS_LONG, suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.settings(
+        max_examples=REQUESTS,
+        database=None,
+        derandomize=not IS_LONG,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
     @hypothesis.given(REQUEST)
     def send(request: tuple[str, bytes, str, int | str | None, bytes]) -> None:
         path, body, kind, length, rest = request
@@ -316,5 +320,46 @@ def test_generated_requests_get_an_answer_and_no_traceback(server: RunningServer
     watch.check()
 
 
-class Tokens(plateaux.torch_module if hasattr(plateaux, "torch_module") else object):  # type: ignore[misc]
-    """A placeholder."""
+class TokenNetwork(nn.Module):
+    """Looks up tokens, so that an id above the range is an error of the graph."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(TOKENS, 4), nn.Linear(4 * LENGTH, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.tokens(x).flatten(1))
+        return logits
+
+
+def test_token_ids_above_the_range_fail_alone(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, TOKENS, (80, LENGTH))
+    x[0, 0] = TOKENS - 1
+    run = plateaux.fit(x, x[:, 0] % 2, model=TokenNetwork, out=tmp_path / "run", members=2, epochs=1)
+    plateaux.export(run, tmp_path / "tokens")
+    statuses: list[tuple[bool, int]] = []
+    with running(tmp_path / "tokens", tmp_path) as server:
+
+        def ask(number: int) -> None:
+            is_attack = number % 3 == 0
+            tokens = [[TOKENS + 10**6 if is_attack else number % TOKENS] * LENGTH]
+            for path, tree in (
+                ("/predict", {"inputs": tokens}),
+                (
+                    "/v2/models/tokens/infer",
+                    {"inputs": [{"name": "x", "shape": [1, LENGTH], "datatype": "INT64", "data": tokens[0]}]},
+                ),
+            ):
+                headers = {"Content-Type": "application/json"}
+                made = urllib.request.Request(f"{server.url}{path}", json.dumps(tree).encode(), headers)
+                try:
+                    with urllib.request.urlopen(made, timeout=300) as response:
+                        statuses.append((is_attack, response.status))
+                except urllib.error.HTTPError as error:
+                    statuses.append((is_attack, error.code))
+                COUNTS["inputs"] += 1
+
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(ask, range(REQUESTS)))
+        assert "Traceback" not in server.log.read_text()
+    assert set(statuses) == {(True, 400), (False, 200)}

@@ -85,6 +85,7 @@ class InputContract:
         """Return the JSON Schema of a request with named columns or texts, or with arrays, and the labels."""
         tokenizer, columns = self.preprocessing.tokenizer, self.preprocessing.columns
         names: Sequence[str] = columns if tokenizer is None else tokenizer.texts
+        row: dict[str, Any]
         if names:
             one = _to_schema(self.inputs["x"], ()) if tokenizer is None else {"type": "string"}
             row = {"type": "object", "properties": dict.fromkeys(names, one), "required": list(names)}

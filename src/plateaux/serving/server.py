@@ -12,6 +12,7 @@ import threading
 import time
 from functools import partial
 from multiprocessing.connection import Connection
+from typing import Any
 
 from granian import Granian
 from granian.constants import HTTPModes, Interfaces, Loops
@@ -64,7 +65,7 @@ def serve(settings: ServeSettings, *, host: str = "127.0.0.1", port: int = 8000,
             raise RunError(f"The service has ended: {reason}") from None
 
 
-def _follow(reader: Connection, server: Granian, where: str, problems: list[str]) -> None:
+def _follow(reader: Connection, server: Any, where: str, problems: list[str]) -> None:
     """Print which workers serve. Only after one did, those that end are replaced: before, it would be in vain."""
     while True:
         is_serving, text = reader.recv()
