@@ -35,6 +35,8 @@ from tests.serving.conftest import RunningServer, running
 for name in ("onnxruntime", "starlette", "granian", "prometheus_client", "multipart", "sklearn"):
     pytest.importorskip(name, reason='pip install "plateaux[serve,demo]"')
 
+pytestmark = pytest.mark.xdist_group("attacked service")  # one worker makes the bundle and starts the server once
+
 SECONDS = 40.0 if IS_LONG else 3.0  # of one attack
 CLIENTS = 64 if IS_LONG else 8
 REQUESTS = 10_000 if IS_LONG else 150

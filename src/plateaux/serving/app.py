@@ -65,25 +65,12 @@ class Service:
         self.metrics = ServiceMetrics(self.bundle.manifest.reference)
         self.outputs = protocol.output_names(self.predictor.outputs)
         self.api_key = os.environ.get(API_KEY_VARIABLE, "")
-        size, self.speeds = settings.max_batch, dict[int, float]()
-        if size is None:
-            size, self.speeds = measure_batch_size(backend, self.bundle.golden_inputs())
+        size = settings.max_batch or measure_batch_size(backend, self.bundle.golden_inputs())[0]
         self.max_batch = self.predictor.max_batch = size  # also for a request with more rows
         self.max_json = protocol.max_json_bytes(self.predictor.contract, settings)
         self.memory, self.pool = MemoryBudget(settings.max_memory), DecodingPool(settings.max_queue)
-        self.batcher: Batcher | None = None
-
-    def start(self) -> None:
-        """Start to compute in the running event loop."""
-        limits = {"max_batch": self.max_batch, "max_queue": self.settings.max_queue}
+        limits = {"max_batch": size, "max_queue": settings.max_queue}
         self.batcher = Batcher(self.predictor, observe=self.metrics.observe_batch, **limits)
-        self.batcher.start()
-
-    async def stop(self) -> None:
-        """Stop all threads; all requests must have been answered before."""
-        if self.batcher is not None:
-            await self.batcher.stop()
-        self.pool.stop()
 
     async def decode(self, function: Callable[[], Found], size: int | None = None) -> Found:
         """Return the result of a function, computed outside the event loop unless its input has few bytes."""
@@ -91,7 +78,6 @@ class Service:
 
     async def predict(self, inputs: PreparedInputs) -> Predictions:
         """Return predictions from a shared batch."""
-        assert self.batcher is not None
         protocol.check_rows(len(inputs), self.settings.max_rows)
         return await self.batcher.predict(inputs)
 
@@ -110,12 +96,13 @@ def create_app(settings: ServeSettings, started: Callable[[Service], None] = lam
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        service.start()
+        service.batcher.start()
         started(service)
         try:
             yield
         finally:
-            await service.stop()
+            await service.batcher.stop()
+            service.pool.stop()
 
     def route(path: str, name: str, endpoint: Endpoint, method: str = "GET") -> Route:
         return Route(path, _guarded(service, name, endpoint), methods=[method], name=name)
@@ -130,7 +117,7 @@ def create_app(settings: ServeSettings, started: Callable[[Service], None] = lam
             route("/schema", "schema", _schema),
             route("/v2", "server", _server_metadata),
             route("/v2/health/live", "live", _live),
-            route("/v2/health/ready", "ready", _ready),
+            route("/v2/health/ready", "ready", _live),
             *(route(prefix, "model", _model_metadata) for prefix in prefixes),
             *(route(f"{prefix}/ready", "model_ready", _model_ready) for prefix in prefixes),
         ],
@@ -206,11 +193,7 @@ async def _read_body(service: Service, request: Request, *, is_json: bool) -> by
 
 
 async def _live(service: Service, request: Request) -> Response:
-    return Response(status_code=200)
-
-
-async def _ready(service: Service, request: Request) -> Response:
-    return Response(status_code=200)  # a worker listens when its bundle is loaded
+    return Response(status_code=200)  # also ready: a worker listens when its bundle is loaded
 
 
 async def _metrics(service: Service, request: Request) -> Response:
@@ -248,7 +231,7 @@ async def _schema(service: Service, request: Request) -> Response:
 
 async def _model_ready(service: Service, request: Request) -> Response:
     _check_model(service, request)
-    return await _ready(service, request)
+    return Response(status_code=200)
 
 
 async def _infer(service: Service, request: Request) -> Response:
@@ -281,9 +264,10 @@ async def _predict(service: Service, request: Request) -> Response:
     if is_json:
         read: Callable[[], PreparedInputs] = partial(protocol.prepare_json, body, contract, settings.max_rows, reserve)
     else:
-        file = await _uploaded_file(request, body) if kind == "multipart/form-data" else body
         if not contract.is_image:
             raise DataError("The body is not JSON. Expected: Content-Type: application/json with the key inputs")
+        is_form = kind == "multipart/form-data"
+        file = await service.decode(partial(_uploaded_file, request, body)) if is_form else body
         read = partial(protocol.prepare_images, [file], contract, settings.max_pixels, reserve)
     is_text = contract.preprocessing.tokenizer is not None
     found = await service.predict(await service.decode(read, len(body) if is_json and not is_text else None))
@@ -291,18 +275,19 @@ async def _predict(service: Service, request: Request) -> Response:
     return JSONResponse(json_safe(tree))
 
 
-async def _uploaded_file(request: Request, body: bytes) -> bytes:
+def _uploaded_file(request: Request, body: bytes) -> bytes:
     """Return the first file of a form."""
     from starlette.formparsers import MultiPartException, MultiPartParser
 
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
 
-    try:
+    async def read() -> bytes:
         form = await MultiPartParser(request.headers, stream(), max_files=1, max_fields=4).parse()
-    except (MultiPartException, KeyError, ValueError):
-        raise DataError("The form cannot be parsed. Expected: one file in multipart/form-data") from None
-    for value in form.values():
-        if not isinstance(value, str):
-            return await value.read()
-    raise DataError("The form has no file. Expected: one file, as in curl -F file=@image.jpg")
+        files = [value for value in form.values() if not isinstance(value, str)]
+        return await files[0].read()
+
+    try:
+        return asyncio.run(read())
+    except (MultiPartException, KeyError, ValueError, IndexError):
+        raise DataError("The form has no file. Expected: one file, as in curl -F file=@image.jpg") from None

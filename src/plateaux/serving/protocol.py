@@ -62,13 +62,11 @@ class InferRequest:
 
 def model_metadata(name: str, contract: InputContract, outputs: Sequence[str]) -> dict[str, Any]:
     """Return the description of the model that clients read."""
-    inputs: list[dict[str, Any]] = [
-        {"name": key, "datatype": _input_dtype(summary.dtype), "shape": [-1, *summary.shape]}
-        for key, summary in contract.inputs.items()
-    ]
-    for item, summary in zip(inputs, contract.inputs.values(), strict=True):
-        if (allowed := allowed_range(summary)) is not None:
-            item["parameters"] = dict(zip(("minimum", "maximum"), allowed, strict=True))
+    inputs: list[dict[str, Any]] = []
+    for key, summary in contract.inputs.items():
+        parameters: dict[str, Any] = dict(zip(("minimum", "maximum"), allowed_range(summary) or (), strict=False))
+        datatype = "INT64" if summary.dtype.startswith("int") else "FP32"
+        inputs.append({"name": key, "datatype": datatype, "shape": [-1, *summary.shape], "parameters": parameters})
     if contract.is_image:
         inputs.append({"name": IMAGE, "datatype": "BYTES", "shape": [-1]})
     if contract.preprocessing.tokenizer is not None:
@@ -81,10 +79,6 @@ def model_metadata(name: str, contract: InputContract, outputs: Sequence[str]) -
     parameters = {key: list(names) for key, names in known.items() if names}
     tree = {"name": name, "versions": ["1"], "platform": "plateaux_onnx", "parameters": parameters}
     return {**tree, "inputs": inputs, "outputs": shown}
-
-
-def _input_dtype(dtype: str) -> str:
-    return "INT64" if dtype.startswith("int") else "FP32"
 
 
 def max_json_bytes(contract: InputContract, settings: ServeSettings) -> int:
@@ -185,21 +179,14 @@ def _split_bytes(name: str, content: memoryview, shape: list[int]) -> list[bytes
     """Return the elements of a BYTES tensor; each follows its length in four bytes."""
     items, position = list[bytes](), 0
     while position < len(content):
-        if position + 4 > len(content):
-            raise DataError(f"The binary data of {name[:100]!r} end within the length of an element")
-        (length,) = struct.unpack_from("<I", content, position)
-        position += 4
-        if position + length > len(content):
+        begin = position + 4
+        position = begin + int.from_bytes(content[position:begin], "little")
+        if max(begin, position) > len(content):
             raise DataError(f"The binary data of {name[:100]!r} end within an element")
-        items.append(bytes(content[position : position + length]))
-        position += length
-    _check_count(name, items, shape)
-    return items
-
-
-def _check_count(name: str, items: Sequence[Any], shape: list[int]) -> None:
+        items.append(bytes(content[begin:position]))
     if len(items) != math.prod(shape):
         raise DataError(f"{name[:100]!r} has {len(items)} elements, which do not form the shape {shape}")
+    return items
 
 
 def _from_json(name: str, data: Any, shape: list[int], datatype: Any) -> NDArray[Any] | list[bytes]:
@@ -210,12 +197,10 @@ def _from_json(name: str, data: Any, shape: list[int], datatype: Any) -> NDArray
     try:
         values: NDArray[Any] = np.array(data)
     except ValueError:
-        raise DataError(f"The data of {name[:100]!r} are not {datatype} of shape {shape}") from None
-    is_flat = values.ndim == 1 and len(values) == math.prod(shape)
-    if values.dtype.kind not in KINDS[datatype[0]] or not (is_flat or list(values.shape) == shape):
+        values = np.array(None)  # rows of different lengths
+    if values.dtype.kind not in KINDS[datatype[0]] or list(values.shape) not in (shape, [math.prod(shape)]):
         raise DataError(
-            f"The data of {name[:100]!r} are {values.dtype} of shape {list(values.shape)}. Expected: {datatype} of "
-            f"shape {shape}, or a flat list of as many"
+            f"The data of {name[:100]!r} are not {datatype} of shape {shape}, nor a flat list of as many numbers"
         )
     limits = np.iinfo(DTYPES[datatype]) if datatype[0] in "UI" else None
     if limits is not None and (values.min() < limits.min or values.max() > limits.max):
@@ -227,11 +212,9 @@ def _from_json(name: str, data: Any, shape: list[int], datatype: Any) -> NDArray
 def _encode_texts(name: str, data: list[Any], shape: list[int]) -> list[bytes]:
     is_nested = all(isinstance(row, list) for row in data)
     texts = [text for row in data for text in row] if is_nested else data
-    if not all(isinstance(text, str) for text in texts):
-        raise DataError(f"{name[:100]!r} is BYTES. Expected: text")
-    if is_nested and any([len(data), len(row)] != shape for row in data):
-        raise DataError(f"The lists of {name[:100]!r} do not form the shape {shape}")
-    _check_count(name, texts, shape)
+    is_shape = all([len(data), len(row)] == shape for row in data) if is_nested else len(texts) == math.prod(shape)
+    if not is_shape or not all(isinstance(text, str) for text in texts):
+        raise DataError(f"{name[:100]!r} is BYTES. Expected: text of shape {shape}, or a flat list of as many")
     try:
         return [text.encode() for text in texts]
     except UnicodeEncodeError:

@@ -83,9 +83,7 @@ def load_worker(settings: ServeSettings, writer: Connection) -> Starlette:
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def report(service: Service) -> None:
-        sizes = ", ".join(map(str, service.speeds)) or "one"
-        text = f"worker {os.getpid()}, batches of {service.max_batch}, the fastest of {sizes}"
-        writer.send((True, text))
+        writer.send((True, f"worker {os.getpid()}, batches of {service.max_batch}"))
 
     try:
         return create_app(settings, report)
@@ -112,6 +110,6 @@ def find_port(host: str, port: int) -> int:
             probe.bind((host, port))
             probe.listen()
         except OSError as error:
-            advice = "choose another --port or --host"
-            raise RecipeError(f"{host}:{port} cannot be used ({error.strerror}); {advice}") from None
+            problem = f"{host}:{port} cannot be used ({error.strerror}); choose another --port or --host"
+            raise RecipeError(problem) from None
         return int(probe.getsockname()[1])
