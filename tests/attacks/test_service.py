@@ -163,9 +163,7 @@ async def never_read(port: int, until: float) -> None:
                 await asyncio.wait_for(writer.drain(), max(0.1, until - time.monotonic()))
 
 
-async def endless_head(
-    port: int, until: float, begin: bytes = b"POST /predict HTTP/1.1\r\nHost: x\r\n"
-) -> None:
+async def endless_head(port: int, until: float, begin: bytes = b"POST /predict HTTP/1.1\r\nHost: x\r\n") -> None:
     """S3: headers without an end, at most 200 MB on a connection; then the next one."""
     while time.monotonic() < until:
         async with connected(port) as (_, writer):

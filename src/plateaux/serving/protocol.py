@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from plateaux.core.errors import DataError
 from plateaux.prediction.contract import InputContract, allowed_range
 from plateaux.prediction.inputs import PreparedInputs, prepare
-from plateaux.prediction.predictions import Predictions
+from plateaux.prediction.predictions import BY_CLASS, RAW, Predictions
+from plateaux.prediction.predictions import DTYPES as ARRAYS
+from plateaux.prediction.stage_backend import QUERIED
 from plateaux.serving.limits import Reserve, TooLargeError
 from plateaux.serving.pixels import count_pixels
 from plateaux.serving.settings import ServeSettings
@@ -32,17 +34,17 @@ DTYPES = {
     "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64,
     "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
 }  # fmt: skip
-KINDS = {"B": "b", "U": "iu", "I": "iu", "F": "fiu"}  # of NumPy that JSON data may have, by the first letter
+JSON_KINDS = {"B": "b", "U": "iu", "I": "iu", "F": "fiu"}  # of NumPy that JSON data may have, by the first letter
 MAX_DIMS, MAX_SIZE = 8, 1 << 31
 NUMBER, TEXT = 32, 1 << 16  # bytes of JSON: a number with spaces around it, and a text
 PARSED = 64  # bytes of an object of Python, and of its place in a list
-OUTPUT_DTYPES = {
-    "label": "INT64", "label_name": "BYTES", "probability": "FP32", "probabilities": "FP32", "entropy": "FP32",
-    "mutual_information": "FP32", "ood_score": "FP32", "prediction_set": "BOOL", "abstain": "BOOL",
-    "members_queried": "INT64",
-}  # fmt: skip
+OUTPUTS = (
+    "label", "label_name", "probability", "probabilities", "entropy", "mutual_information", "ood_score", "is_ood",
+    "prediction_set", "abstain", QUERIED, *RAW,
+)  # fmt: skip
+KINDS = {np.int64: "INT64", np.bool_: "BOOL", np.float64: "FP32"}
+OUTPUT_DTYPES = {name: "BYTES" if name == "label_name" else KINDS[ARRAYS[name]] for name in OUTPUTS}
 Tensors = Mapping[str, NDArray[Any] | list[bytes]]
-BY_CLASS = ("probabilities", "prediction_set")  # outputs with one value per class
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,7 @@ def _from_json(name: str, data: Any, shape: list[int], datatype: Any) -> NDArray
         values: NDArray[Any] = np.array(data)
     except ValueError:
         values = np.array(None)  # rows of different lengths
-    if values.dtype.kind not in KINDS[datatype[0]] or list(values.shape) not in (shape, [math.prod(shape)]):
+    if values.dtype.kind not in JSON_KINDS[datatype[0]] or list(values.shape) not in (shape, [math.prod(shape)]):
         raise DataError(
             f"The data of {name[:100]!r} are not {datatype} of shape {shape}, nor a flat list of as many numbers"
         )
