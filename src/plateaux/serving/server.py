@@ -26,6 +26,7 @@ from plateaux.serving.app import Service, create_app
 from plateaux.serving.metrics import FOLDER_VARIABLE
 from plateaux.serving.settings import ServeSettings
 
+GRACE_S = 1.0  # after SIGTERM, in which requests that clients have sent are still read
 DRAIN_S = 30  # for requests in flight after SIGTERM
 HEAD_BYTES = 1 << 16  # of the head of a request; a larger one is refused
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def serve(settings: ServeSettings, *, host: str = "127.0.0.1", port: int = 8000,
     problems: list[str] = []
     with tempfile.TemporaryDirectory(prefix="plateaux-metrics-") as folder:
         os.environ[FOLDER_VARIABLE] = folder
-        server = Granian(
+        server: Any = Granian(
             "plateaux",
             address=host,
             port=port,
@@ -57,6 +58,8 @@ def serve(settings: ServeSettings, *, host: str = "127.0.0.1", port: int = 8000,
             log_level=LogLevels.error,
         )
         where = f"{settings.bundle} on http://{f'[{host}]' if ':' in host else host}:{port}"
+        stop = server.signal_handler_interrupt
+        server.signal_handler_interrupt = lambda *_: threading.Timer(GRACE_S, stop).start()
         threading.Thread(target=_follow, args=(reader, server, where, problems), daemon=True).start()
         try:
             server.serve(target_loader=partial(load_worker, settings, writer), wrap_loader=False)
