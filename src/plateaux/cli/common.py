@@ -50,6 +50,9 @@ Download = Annotated[
     bool, typer.Option("--download", help="Allow downloads: names hf:user/name, and pretrained weights of timm.")
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; by default the best available.")]
+Sha256 = Annotated[
+    str | None, typer.Option(help="Refuse a bundle with another digest than this, which export, push, and pull print.")
+]
 Members = Annotated[str | None, typer.Option(help="Use only these members, such as 0,2.")]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import plateaux
-from plateaux.cli.common import AsJson, Device, Members, Trust, parse_numbers, print_result, progress_bar
+from plateaux.cli.common import AsJson, Device, Members, Sha256, Trust, parse_numbers, print_result, progress_bar
 from plateaux.cli.evaluate import CacheLogits
 from plateaux.core.formatting import split_names
 
@@ -50,6 +50,7 @@ def predict(
     raw: Annotated[bool, typer.Option(help="Also write the answers without the calibration.")] = False,
     members: Members = None,
     cache_logits: CacheLogits = "float32",
+    sha256: Sha256 = None,
     trust: Trust = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -60,6 +61,7 @@ def predict(
 
     In Python: `plateaux.predict("runs/demo", "photos/", "answers.csv")`
     """
+    from plateaux.deploy.bundle import Bundle
     from plateaux.deploy.load_predictor import is_bundle
 
     settings = {
@@ -69,7 +71,12 @@ def predict(
         "executor": executor,
         "address": address,
     }
-    source = model if is_bundle(model) else plateaux.open_run(model, trust=trust or ())
+    is_pinned = sha256 is not None  # a run has no digest of its own, so it is refused as it is no bundle
+    source = (
+        Bundle.open(model, sha256=sha256)
+        if is_pinned or is_bundle(model)
+        else plateaux.open_run(model, trust=trust or ())
+    )
     run: Callable[..., BatchResult | plateaux.Predictions] = plateaux.predict
     with progress_bar("predicting", "inputs" if inputs else "samples") as progress:
         found = run(
