@@ -9,7 +9,6 @@ import typer
 
 import plateaux
 from plateaux.cli.common import AsJson, Device, Members, Trust, parse_numbers, print_result, progress_bar
-from plateaux.cli.evaluate import CacheLogits
 from plateaux.core.formatting import split_names
 
 if TYPE_CHECKING:
@@ -46,7 +45,9 @@ def predict(
     alpha: Annotated[float | None, typer.Option(help="Which of the fitted conformal sets to write.")] = None,
     members: Members = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N samples of a split.")] = None,
-    cache_logits: CacheLogits = "float32",
+    each_member: Annotated[
+        bool, typer.Option("--each-member", help="For a split: write labels, ids, and the logits of all members (.npz).")
+    ] = False,
     trust: Trust = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -79,7 +80,7 @@ def predict(
             members=parse_numbers(members),
             limit=limit,
             device=device,
-            cache_logits=cache_logits,
+            each_member=each_member,
             batch={name: value for name, value in settings.items() if value},
             progress=progress,
         )
