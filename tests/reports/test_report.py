@@ -18,9 +18,9 @@ import synthetic_results as synthetic
 from plateaux.core.errors import RecipeError
 from plateaux.core.formatting import format_range, format_with_error
 from plateaux.core.row_names import MEAN_PROBABILITY
-from plateaux.core.text_table import Cell, Table
 from plateaux.core.stats.comparisons import Inference
 from plateaux.core.stats.intervals import t_interval
+from plateaux.core.text_table import Cell, Table
 from plateaux.reports import report_tables, summary
 from plateaux.reports.export import to_csv, to_html, to_json, to_latex, to_markdown
 from plateaux.reports.query import mean_over_repetitions
@@ -362,7 +362,9 @@ def test_tables_of_differences_from_the_baseline_are_split_if_wide() -> None:
     )
 
 
-@pytest.mark.parametrize(("standard_errors", "words"), [(False, "half of a 95 % interval"), (True, "one standard error")])
+@pytest.mark.parametrize(
+    ("standard_errors", "words"), [(False, "half of a 95 % interval"), (True, "one standard error")]
+)
 def test_the_first_line_states_the_one_meaning_of_plus_minus(standard_errors: bool, words: str) -> None:
     conditions = [{"rho": 0.1}, {"rho": 0.2}]
     values = {rho: [0.8 + rho + x for x in (0.0, 0.03, 0.01)] for rho in (0.1, 0.2)}
@@ -378,7 +380,9 @@ def test_the_first_line_states_the_one_meaning_of_plus_minus(standard_errors: bo
     assert f"± is {words}: over repetitions" in to_markdown(report).split("\n\n")[1]
     interval = t_interval(values[0.2])
     error = interval.stderr if standard_errors else interval.half
-    cells = [cell.text for part in report.parts for t in part.tables for row in t.rows for cell in row if "±" in cell.text]
+    cells = [
+        cell.text for part in report.parts for t in part.tables for row in t.rows for cell in row if "±" in cell.text
+    ]
     assert len(cells) == 4  # two in the declared table, two in that of performance; the difference is exact
     assert {format_with_error(interval.value, error)} < set(cells)
     assert {cell.partition("± ")[2] for cell in cells} == {f"{error:.2g}"}
@@ -397,7 +401,8 @@ def test_differences_that_may_be_chance_are_not_bold_and_holm_leaves_fewer() -> 
     random = Random(3)
     conditions = [{"rho": float(i)} for i in range(9)]
     found = [
-        synthetic.result_row("accuracy", MEAN_PROBABILITY, (c["rho"] > 0) * 0.3 + random.gauss(0, 0.1), condition=c, repetition=r)
+        synthetic.result_row("accuracy", MEAN_PROBABILITY, (c["rho"] > 0) * 0.3 + random.gauss(0, 0.1),
+                             condition=c, repetition=r)
         for c in conditions for r in range(4)
     ]  # fmt: skip
     counts = []

@@ -46,7 +46,8 @@ def predict(
     members: Members = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N samples of a split.")] = None,
     each_member: Annotated[
-        bool, typer.Option("--each-member", help="For a split: write labels, ids, and the logits of all members (.npz).")
+        bool,
+        typer.Option("--each-member", help="For a split: write labels, ids, and the logits of all members (.npz)."),
     ] = False,
     trust: Trust = None,
     device: Device = None,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 
-
 def format_number(value: float, percent: bool = False) -> str:
     """Return a number in about three digits, or a fraction in percent.
 
@@ -214,7 +213,7 @@ _MARKDOWN = str.maketrans({"&": "&amp;", "<": "&lt;", **{mark: f"\\{mark}" for m
 _LATEX = str.maketrans({
     **{mark: f"\\{mark}" for mark in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$",
-    "·": r"$\cdot$", "β": r"$\beta$", "−": "$-$", "[": "{[}", "]": "{]}",  # [ would be the option of a line break
+    "·": r"$\cdot$", "β": r"$\beta$", "[": "{[}", "]": "{]}",  # [ would be the option of a line break
 })  # fmt: skip
 _FORMULA = ("=", "+", "-", "@")
 

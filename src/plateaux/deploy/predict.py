@@ -94,7 +94,9 @@ def predict(
         if out is None:
             raise RecipeError("inputs were given without out. Give a file to write, or use load_predictor(source)(x)")
         if members is not None or limit is not None or each_member:
-            raise RecipeError("members, limit, and each_member belong to a split, but inputs were given. Leave them out")
+            raise RecipeError(
+                "members, limit, and each_member belong to a split, but inputs were given. Leave them out"
+            )
         return predict_files(
             source, inputs, Path(out), ood_score, alpha, device=device, settings=batch, progress=progress
         )

@@ -42,7 +42,9 @@ def predict_split(
 ) -> Predictions:
     """Predict the samples of a split or of another dataset; `plateaux.predict` describes the arguments."""
     if logits_out is not None and logits_out.suffix != ".npz":
-        raise RecipeError(f"out = {logits_out}: the logits of all members are written as .npz. Give a file with this suffix")
+        raise RecipeError(
+            f"out = {logits_out}: the logits of all members are written as .npz. Give a file with this suffix"
+        )
     evaluator = Evaluator(run, members=members, limit=limit, device=device)
     settings, remark = answer_settings(evaluator.run, ood_score, alpha, members)
     is_own = split.split(":")[0] in ("test", "train", "validation", "corrupted") or split not in dataset.names()
@@ -87,6 +89,6 @@ def _write_logits(outputs: MemberOutputs, members: Sequence[int], out: Path) -> 
         old.unlink(missing_ok=True)  # of an earlier call with more or fewer samples
     for file, start in zip(files, starts, strict=True):
         content, part = io.BytesIO(), slice(start, start + rows)
-        arrays = {"labels": outputs.y[part].numpy(), "ids": outputs.ids[part].numpy(), "members": np.array(members)}
-        np.savez(content, logits=outputs.logits[:, part].float().numpy(), **arrays)
+        logits, labels, ids = (t.numpy() for t in (outputs.logits[:, part].float(), outputs.y[part], outputs.ids[part]))
+        np.savez(content, logits=logits, labels=labels, ids=ids, members=np.array(members))
         write_atomic(file, content.getvalue())

@@ -142,9 +142,7 @@ def report(
     return Report(inputs.title, inputs.question, about, summary(results, inference), parts, results)
 
 
-def _declared_figures(
-    inputs: ReportInputs, results: Sequence[ResultRow], inference: Inference
-) -> list[ReportFigure]:
+def _declared_figures(inputs: ReportInputs, results: Sequence[ResultRow], inference: Inference) -> list[ReportFigure]:
     """Return the figures that the study declares, under the titles that it gives them."""
     figures = []
     for config in inputs.declared:

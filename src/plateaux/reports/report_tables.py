@@ -178,9 +178,7 @@ def _several_conditions(
             yield Table(TITLES[group], header, rows, f"{pluralize(len(rows), 'condition')}. {note}")
 
 
-def _column_cells(
-    column: Mapping[str, Sequence[ResultRow]], names: Sequence[str], inference: Inference
-) -> list[Cell]:
+def _column_cells(column: Mapping[str, Sequence[ResultRow]], names: Sequence[str], inference: Inference) -> list[Cell]:
     """Return the cells of a column, one per condition."""
     first = next(iter(column.values()))[0]
     return _cells([column.get(name, ()) for name in names], first.higher_is_better, first.percent, inference)
@@ -195,7 +193,10 @@ def _cells(
         best = find_best(dict(enumerate(groups)), higher_is_better=higher_is_better, inference=inference)
     cells = []
     for position, several in enumerate(groups):
-        text, note = inference.format(mean_over_repetitions(several), percent) if several else "", _missing_note(several)
+        text, note = (
+            inference.format(mean_over_repetitions(several), percent) if several else "",
+            _missing_note(several),
+        )
         cells.append(Cell(text + note, position == best and not note))
     return cells
 

@@ -1,4 +1,4 @@
-"""Which conditions differ: p-values agree with scipy, Holm's correction with its definition, and best with intervals."""
+"""P-values agree with scipy, Holm's correction with its definition, and what is best with the intervals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,11 @@ def test_the_p_value_of_paired_differences_equals_scipy(count: int) -> None:
 
 
 def test_a_difference_without_an_interval_is_not_distinguished() -> None:
-    one, same, exact = paired_t_interval([1.0], [0.0]), paired_t_interval([1, 2], [1, 2]), paired_t_interval([2, 3], [1, 2])
+    one, same, exact = (
+        paired_t_interval([1.0], [0.0]),
+        paired_t_interval([1, 2], [1, 2]),
+        paired_t_interval([2, 3], [1, 2]),
+    )
     assert [p_value(each) for each in (one, same, exact)] == [1.0, 1.0, 0.0]
     assert Inference().distinguished([one, same, exact]) == [False, False, True]
 

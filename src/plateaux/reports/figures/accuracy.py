@@ -133,9 +133,7 @@ def _caption(bars: Mapping[str, Bar], split: str, inference: Inference) -> str:
     if not gains:
         means = format_range([bar.mean for bar in bars.values()], percent=True)
         return f"The mean accuracy of members on {split} samples is {means}."
-    best = find_best(
-        {name: bar.repetitions for name, bar in gains.items()}, higher_is_better=True, inference=inference
-    )
+    best = find_best({name: bar.repetitions for name, bar in gains.items()}, higher_is_better=True, inference=inference)
     low, high = (pick(bar.gain for bar in gains.values()) for pick in (min, max))
     last = "no condition is distinguished as the best"
     if best is not None:

@@ -186,9 +186,7 @@ def _draw(
         return style.finalize(name, title, caption, figure)
 
 
-def _line(
-    axes: Any, curve: Curve, position: int, name: str | None, scale: float, inference: Inference
-) -> None:
+def _line(axes: Any, curve: Curve, position: int, name: str | None, scale: float, inference: Inference) -> None:
     values = [_at(curve, at) for at in curve]
     heights = [scale * value.value for value in values]
     if position >= style.MAX_COLORED:

@@ -125,6 +125,4 @@ def _caption(count: int, fits: Mapping[str, Interval], factor: str | None, metri
         ends = f" (95 % interval {format_number(fit.low)} to {format_number(fit.high)})" if fit.half >= 0 else ""
         texts.append(f"{format_number(fit.value)}{ends} for {name}")
     more = f", and {len(fits) - 3} more" if len(fits) > 3 else ""
-    return (
-        f"{first} The lines are fits of diversity = c · sharpness^β over {factor}; β is {'; '.join(texts)}{more}."
-    )
+    return f"{first} The lines are fits of diversity = c · sharpness^β over {factor}; β is {'; '.join(texts)}{more}."
