@@ -84,6 +84,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "optim/weight_averaging.py": ("training/loop/test_averaged_weights.py",),
     "prediction/calibration.py": ("prediction/test_calibration.py", "prediction/test_cascade.py"),
     "prediction/stage_backend.py": ("prediction/test_stage_backend.py",),
+    "training/fit_arrays.py": ("training/test_fit_arrays.py",),
     "training/loop/checkpointer.py": ("training/loop/test_checkpointer.py", "training/loop/test_averaged_weights.py"),
     "training/loop/gradients.py": _STEP,
     "training/partition.py": _PARTITION,

@@ -12,6 +12,7 @@ from plateaux.deploy.batch import BatchResult, predict_files
 from plateaux.deploy.bundle import Bundle
 from plateaux.deploy.load_predictor import open_source
 from plateaux.prediction.predictions import Predictions, check_suffix
+from plateaux.prediction.predictor import AnswerOptions
 from plateaux.prediction.split_predictions import predict_split
 from plateaux.storage.run import RunLike
 
@@ -26,6 +27,7 @@ def predict(
     *,
     ood_score: str | None = None,
     alpha: float | None = None,
+    raw: bool = False,
     device: str | None = None,
     batch: Mapping[str, Any] = NO_SETTINGS,
     progress: Progress = log_messages,
@@ -38,8 +40,8 @@ def predict(
     out: str | Path | None = None,
     ood_score: str | None = None,
     alpha: float | None = None,
+    raw: bool = False,
     members: Sequence[int] | None = None,
-    limit: int | None = None,
     each_member: bool = False,
     device: str | None = None,
     progress: Progress = log_messages,
@@ -52,8 +54,8 @@ def predict(
     split: str | None = None,
     ood_score: str | None = None,
     alpha: float | None = None,
+    raw: bool = False,
     members: Sequence[int] | None = None,
-    limit: int | None = None,
     each_member: bool = False,
     device: str | None = None,
     batch: Mapping[str, Any] = NO_SETTINGS,
@@ -70,12 +72,13 @@ def predict(
             and URLs of any of these.
         out: A .csv, .jsonl, .parquet or .npz file; for inputs also a folder that keeps the parts as Parquet. A split
             needs none.
-        split: Instead of inputs: a split of the run, or the name of another dataset.
-        ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`. None: `max_probability`, or that of
-            the bundle.
+        split: Instead of inputs: a split of the run, or the name of another dataset; "test@100" for its first 100
+            samples.
+        ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`. None: that of the calibration or of
+            the bundle, by default `max_probability`.
         alpha: Which of the fitted conformal sets to return. None: the first, or that of the bundle.
+        raw: Also return the answers without the calibration: `raw_probability`, `raw_entropy`, ...
         members: For a split: ids of the members that form the ensemble. None: all trained members.
-        limit: For a split: use only its first N samples.
         device: "cpu", "cuda", "cuda:1", ... None: the best available device.
         each_member: For a split: write labels, ids, and the logits of all members to `out`, an .npz file, instead of
             the predictions; more than 512 MB as parts in a folder of the same name without .npz.
@@ -90,16 +93,13 @@ def predict(
             f"{given} given. Give one of them: files, folders, or tables to predict, or a split of the run, such "
             'as split="test" (--split test)'
         )
+    answers = AnswerOptions(ood_score, alpha, raw)
     if inputs is not None:
         if out is None:
             raise RecipeError("inputs were given without out. Give a file to write, or use load_predictor(source)(x)")
-        if members is not None or limit is not None or each_member:
-            raise RecipeError(
-                "members, limit, and each_member belong to a split, but inputs were given. Leave them out"
-            )
-        return predict_files(
-            source, inputs, Path(out), ood_score, alpha, device=device, settings=batch, progress=progress
-        )
+        if members is not None or each_member:
+            raise RecipeError("members and each_member belong to a split, but inputs were given. Leave them out")
+        return predict_files(source, inputs, Path(out), answers, device=device, settings=batch, progress=progress)
     if batch:
         raise RecipeError(f"batch ({', '.join(batch)}) belongs to inputs, but a split was given. Leave it out")
     opened = open_source(source)
@@ -112,10 +112,8 @@ def predict(
     predictions = predict_split(
         opened,
         split or "",
-        ood_score or "max_probability",
-        alpha,
+        answers,
         members=members,
-        limit=limit,
         device=device,
         logits_out=Path(out) if out is not None and each_member else None,
         progress=progress,
