@@ -9,7 +9,6 @@ import typer
 
 import plateaux
 from plateaux.cli.common import AsJson, Device, Members, Sha256, Trust, parse_numbers, print_result, progress_bar
-from plateaux.cli.evaluate import CacheLogits
 from plateaux.core.formatting import split_names
 
 if TYPE_CHECKING:
@@ -49,8 +48,11 @@ def predict(
     alpha: Annotated[float | None, typer.Option(help="Which of the fitted conformal sets to write.")] = None,
     raw: Annotated[bool, typer.Option(help="Also write the answers without the calibration.")] = False,
     members: Members = None,
-    cache_logits: CacheLogits = "float32",
     sha256: Sha256 = None,
+    each_member: Annotated[
+        bool,
+        typer.Option("--each-member", help="For a split: write labels, ids, and the logits of all members (.npz)."),
+    ] = False,
     trust: Trust = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -89,7 +91,7 @@ def predict(
             raw=raw,
             members=parse_numbers(members),
             device=device,
-            cache_logits=cache_logits,
+            each_member=each_member,
             batch={name: value for name, value in settings.items() if value},
             progress=progress,
         )

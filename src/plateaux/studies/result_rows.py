@@ -144,6 +144,7 @@ class ResultRow:
     mc_stderr: float | None
     higher_is_better: bool | None
     percent: bool
+    members: int = 0  # of a mean of members: how many
 
     def __post_init__(self) -> None:
         """Accept the row's name as a plain string."""
@@ -233,9 +234,12 @@ def _result_rows(
     for stored in metrics:
         percent = _in_percent(stored.metric) if stored.percent is None else stored.percent
         where = (run, condition, repetition, stored.metric, stored.split)
-        for row, value in stored.rows.items():
+        names = [RowName.parse(row) for row in stored.rows]
+        members = sum(name.kind == "member" and not name.part for name in names)
+        for name, value in zip(names, stored.rows.values(), strict=True):
             estimate = (value.number, value.stderr, value.mc_stderr)
-            yield ResultRow(*where, RowName.parse(row), *estimate, stored.higher_is_better, percent)
+            count = members if name.base == MEAN_OF_MEMBERS else 0
+            yield ResultRow(*where, name, *estimate, stored.higher_is_better, percent, count)
     for row, cost in costs.items():
         for by in COSTS:
             where = (run, condition, repetition, by, TRAINING)
