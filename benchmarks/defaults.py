@@ -1,0 +1,170 @@
+"""The defaults of a short recipe: which optimizer, learning rate, schedule, and number of epochs?
+
+Registered before the first run.
+
+Question: a user names data and a model and nothing else, in a recipe or in `plateaux.fit`. Which one setting of
+optimizer, rate, schedule, and epochs should be used?
+
+Hypothesis: SGD with rate 0.1, momentum 0.9, a cosine schedule, and 30 epochs is the best of `CANDIDATES` or tied with
+it. The second candidate is the default of recipes so far, the sixth that of `fit`.
+
+Setup: eight tasks of built-in data: `moons`, `spirals`, `blobs`, and `digits` with the MLP, `digits` with the CNN, and
+the arrays iris, wine, and breast cancer of scikit-learn with the MLP, of which three tenths are test samples. Each task
+is trained in the two ways that a user meets: `deep_ensemble` with batches of 128 (a recipe) and `sam` with batches of
+32 (`fit`). One member each, no augmentation, no validation.
+
+Repetitions: five. A repetition changes the seed of the member, of the order, and of the data or their split; within one
+all candidates have the same. The number of a repetition is the mean over the sixteen cases.
+
+Decision: a candidate is out if one of its trainings diverges. Of the others, the best has the largest mean accuracy on
+test samples, and all whose paired 95 % t interval of the difference from it contains zero are tied with it. The tied
+candidate with the lowest mean NLL becomes the default. The benchmark fails if that is not the default of recipes and of
+`fit`.
+
+The full form takes about fifteen minutes of one core. The quick form trains one task twice, and judges nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from _common import Results, at_least, parse_flags
+from sklearn import datasets
+
+import plateaux
+from plateaux.stats import paired_t_interval
+
+COSINE = [{"name": "cosine"}]
+SGD = {"name": "SGD", "lr": 0.1, "momentum": 0.9}
+Sections = dict[str, Any]
+
+
+def candidate(optimizer: Sections, epochs: int, schedule: list[Sections]) -> Sections:
+    return {"optimizer": optimizer, "lr_scheduler": schedule, "train": {"epochs": epochs}}
+
+
+CANDIDATES = {
+    "SGD 0.1, momentum 0.9, cosine, 30 epochs": candidate(SGD, 30, COSINE),
+    "SGD 0.1, no momentum, constant, 10 epochs": candidate({"name": "SGD", "lr": 0.1}, 10, []),
+    "SGD 0.1, momentum 0.9, cosine, 10 epochs": candidate(SGD, 10, COSINE),
+    "SGD 0.1, momentum 0.9, constant, 30 epochs": candidate(SGD, 30, []),
+    "SGD 0.03, momentum 0.9, cosine, 30 epochs": candidate({**SGD, "lr": 0.03}, 30, COSINE),
+    **{
+        f"AdamW {lr}, weight decay 0.01, cosine, {epochs} epochs": candidate(
+            {"name": "AdamW", "lr": lr, "weight_decay": 0.01}, epochs, COSINE
+        )
+        for lr, epochs in ((0.001, 20), (0.003, 30), (0.01, 30))
+    },
+}
+MLP = ("moons", "spirals", "blobs", "digits", "iris", "wine", "breast_cancer")
+TASKS = [*((data, "mlp") for data in MLP), ("digits", "cnn")]
+WAYS = {"deep_ensemble": 128, "sam": 32}  # the size of a batch
+REPETITIONS = 5
+Scores = tuple[float, float]  # accuracy and NLL
+
+
+def measure(data: str, model: str, method: str, repetition: int, chosen: Sections) -> Scores | None:
+    """Train one member, and return its accuracy and NLL on test samples; None: it diverged."""
+    section: Sections = {"name": data, "batch_size": WAYS[method]}
+    splits = None
+    if data in ("iris", "wine", "breast_cancer"):
+        x, y = getattr(datasets, f"load_{data}")(return_X_y=True)
+        splits = plateaux.from_arrays(x.astype("float32"), y, test=0.3, seed=repetition)
+    else:
+        section["seed"] = repetition
+    recipe = plateaux.Recipe.from_dict(
+        {
+            "members": 1,
+            "seed": repetition,
+            "data": section,
+            "model": {"name": model},
+            "method": {"name": method},
+            "executor": {"threads": 1},
+            "run": {"checkpoint_every_epochs": 1000},
+            **chosen,
+        }
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            run = plateaux.train(recipe, Path(folder) / "run", data=splits, progress=lambda _: None)
+        except plateaux.errors.DivergedError:
+            return None
+        found = plateaux.evaluate(run, metrics=["accuracy", "nll"])
+    return found["accuracy"].value, found["nll"].value
+
+
+def measure_all(names: list[str], tasks: list[tuple[str, str]], results: Results) -> dict[str, list[Scores]]:
+    """Return the mean scores of every candidate in each repetition; candidates that diverged are left out."""
+    kept: dict[str, list[Scores]] = {}
+    for name in names:
+        found: list[list[Scores]] = []
+        for data, model in tasks:
+            for method in WAYS:
+                scores = [
+                    measure(data, model, method, repetition, CANDIDATES[name]) for repetition in range(REPETITIONS)
+                ]
+                finished = [score for score in scores if score is not None]
+                found.append(finished)
+                case = f"{name}: {data}, {model}, {method}"
+                results.add(f"{case}, diverged", len(scores) - len(finished))
+                if finished:
+                    results.add(f"{case}, accuracy", mean(accuracy for accuracy, _ in finished))
+                    results.add(f"{case}, NLL", mean(nll for _, nll in finished))
+        if all(len(scores) == REPETITIONS for scores in found):
+            rounds = zip(*found, strict=True)  # one tuple of cases for each repetition
+            kept[name] = [(mean(a for a, _ in cases), mean(n for _, n in cases)) for cases in rounds]
+    return kept
+
+
+def decide(kept: dict[str, list[Scores]], results: Results) -> str:
+    """Return the candidate with the lowest NLL of those that are tied with the most accurate one."""
+    accuracy = {name: [each for each, _ in scores] for name, scores in kept.items()}
+    nll = {name: mean(each for _, each in scores) for name, scores in kept.items()}
+    best = max(kept, key=lambda name: mean(accuracy[name]))
+    tied = [best]
+    for name in kept:
+        apart = paired_t_interval(accuracy[name], accuracy[best])
+        results.add(f"{name}: accuracy", mean(accuracy[name]))
+        results.add(f"{name}: difference from the best", apart.value)
+        results.add(f"{name}: half of its interval", 0.0 if name == best else apart.half)
+        results.add(f"{name}: NLL", nll[name])
+        tied += [name] if name != best and apart.low <= 0 <= apart.high else []
+    return min(tied, key=lambda name: nll[name])
+
+
+def defaults() -> list[Sections]:
+    """Return the sections that a recipe and `fit` use if nothing is given."""
+    from plateaux.training.fit_arrays import build_recipe
+
+    data = plateaux.from_arrays(*datasets.load_iris(return_X_y=True))
+    recipes = [
+        plateaux.Recipe.from_dict({"data": {"name": "moons"}, "model": {"name": "mlp"}}),
+        build_recipe(data, "mlp", members=1, method="sam", seed=0, settings={}),
+    ]
+    return [{name: recipe.to_dict()[name] for name in ("optimizer", "lr_scheduler", "train")} for recipe in recipes]
+
+
+def resolved(chosen: Sections) -> Sections:
+    recipe = plateaux.Recipe.from_dict({"data": {"name": "moons"}, "model": {"name": "mlp"}, **chosen})
+    return {name: recipe.to_dict()[name] for name in ("optimizer", "lr_scheduler", "train")}
+
+
+def main() -> None:
+    args = parse_flags(__doc__ or "")
+    torch.set_num_threads(1)
+    results, begin = Results(args.quick, args.json), time.monotonic()
+    names, tasks = (list(CANDIDATES)[1:3], TASKS[:1]) if args.quick else (list(CANDIDATES), TASKS)
+    selected = decide(measure_all(names, tasks, results), results)
+    if not args.quick:
+        is_default = all(each == resolved(CANDIDATES[selected]) for each in defaults())
+        results.add("the defaults are the selected candidate", float(is_default), full=at_least(1.0))
+    results.finish(selected=selected, repetitions=REPETITIONS, seconds=round(time.monotonic() - begin))
+
+
+if __name__ == "__main__":
+    main()
