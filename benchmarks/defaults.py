@@ -13,7 +13,7 @@ the arrays iris, wine, and breast cancer of scikit-learn with the MLP, of which 
 is trained in the two ways that a user meets: `deep_ensemble` with batches of 128 (a recipe) and `sam` with batches of
 32 (`fit`). One member each, no augmentation, no validation.
 
-Repetitions: five. A repetition changes the seed of the member, of the order, and of the data or their split; within one
+Repetitions: three. A repetition changes the seed of the member, of the order, and of the data or their split; within one
 all candidates have the same. The number of a repetition is the mean over the sixteen cases.
 
 Decision: a candidate is out if one of its trainings diverges. Of the others, the best has the largest mean accuracy on
@@ -21,7 +21,7 @@ test samples, and all whose paired 95 % t interval of the difference from it con
 candidate with the lowest mean NLL becomes the default. The benchmark fails if that is not the default of recipes and of
 `fit`.
 
-The full form takes about twenty minutes of one core. It writes each pair of scores to `--scores`, by default
+The full form takes about twelve minutes of one core. It writes each pair of scores to `--scores`, by default
 `benchmarks/defaults.json`, which is in the repository, and trains only what is missing there, one repetition after the
 other. The quick form trains one task twice, and judges nothing.
 """
@@ -69,7 +69,7 @@ CANDIDATES = {
 MLP = ("moons", "spirals", "blobs", "digits", "iris", "wine", "breast_cancer")
 TASKS = [*((data, "mlp") for data in MLP), ("digits", "cnn")]
 WAYS = {"deep_ensemble": 128, "sam": 32}  # the size of a batch
-REPETITIONS = 5
+REPETITIONS = 3
 Scores = tuple[float, float]  # accuracy and NLL
 
 
