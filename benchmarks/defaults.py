@@ -103,7 +103,9 @@ def measure(data: str, model: str, method: str, repetition: int, chosen: Section
     return found["accuracy"].value, found["nll"].value
 
 
-def measure_all(names: list[str], tasks: list[tuple[str, str]], results: Results, file: Path) -> dict[str, list[Scores]]:
+def measure_all(
+    names: list[str], tasks: list[tuple[str, str]], results: Results, file: Path
+) -> dict[str, list[Scores]]:
     """Return the mean scores of every candidate in each repetition; candidates that diverged are left out."""
     stored: dict[str, list[float] | None] = json.loads(file.read_text()) if file.exists() else {}
     cases = list(product(tasks, WAYS))

@@ -35,7 +35,7 @@ BASE: dict[str, Any] = {
     "data": {"name": "blobs", "samples": 30, "test_samples": 12, "batch_size": 10},
     "model": {"name": "mlp", "hidden_sizes": [4]},
     "method": {"name": "sam", "rho": 0.1},
-    "optimizer": {"lr": 0.1},
+    "optimizer": {"name": "SGD", "lr": 0.1},
     "train": {"epochs": 4},
     "executor": {"threads": 1},
 }

@@ -98,7 +98,7 @@ def test_a_recipe_is_frozen() -> None:
         (
             "epochs = 5",
             'select = "first"',
-            "r.toml, line 25: [train] select = 'first': Value error, allowed: 'last' or 'best:",
+            "r.toml, line 25: [train] select = 'first': allowed: 'last' or 'best:",
         ),
         (
             "momentum = 0.9",

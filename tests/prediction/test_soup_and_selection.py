@@ -25,7 +25,7 @@ RECIPE = {
     "members": 3,
     "data": {"name": "digits", "batch_size": 64, "validation_split": 200},
     "model": {"name": "mlp", "hidden_sizes": [16]},
-    "optimizer": {"lr": 0.1, "momentum": 0.9},
+    "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9},
     "train": {"epochs": 2},
     "executor": {"threads": 1},
 }
@@ -48,7 +48,7 @@ def near(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first = train(Recipe.from_dict({**RECIPE, "members": 1, "model": net, "train": {"epochs": 6}}), folder / "first")
     save_file(first.weights(0), folder / "start.safetensors")
     model = {**net, "weights": str(folder / "start.safetensors")}
-    recipe = {**RECIPE, "model": model, "optimizer": {"lr": 0.01}, "train": {"epochs": 1}}
+    recipe = {**RECIPE, "model": model, "optimizer": {"name": "SGD", "lr": 0.01}, "train": {"epochs": 1}}
     train(Recipe.from_dict(recipe), folder / "run")
     return folder / "run"
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
+from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.formatting import format_with_stderr
 from plateaux.core.row_names import RowName
 from plateaux.core.stats.intervals import t_interval
@@ -15,7 +16,7 @@ from plateaux.core.text_table import Table
 from plateaux.core.types import Estimate
 from plateaux.studies.comparison import main_row
 from plateaux.studies.output_config import MEMBERS, ColumnConfig, TableConfig
-from plateaux.studies.result_rows import ResultRow
+from plateaux.studies.result_rows import COSTS, ResultRow
 
 REPETITIONS = "± half of the 95 % Student-t interval over repetitions; a single repetition has no interval."
 OF_MEMBERS = "Means over members: ± one standard error over members."
@@ -25,6 +26,21 @@ EMPTY = "Empty cells: not measured."
 def declared_tables(configs: Sequence[TableConfig], results: Sequence[ResultRow]) -> list[Table]:
     """Return the declared tables of a study, also while some of its numbers are missing."""
     return [_table(config, results) for config in configs]
+
+
+def check_columns(tables: Sequence[TableConfig], measured: Collection[str]) -> None:
+    """Raise RecipeError if a table has a column of a metric that the study does not measure."""
+    known = [*measured, "ood", *COSTS]
+    for table in tables:
+        for column in table.columns:
+            name = column.metric
+            for suffix in (" under corruption", " by size", " of the soup"):
+                name = name.removesuffix(suffix)
+            if name not in known:
+                raise RecipeError(
+                    f"[[tables]] {table.title!r} has a column of {column.metric!r}, which this study does not measure; "
+                    f"{suggest(name, known)}"
+                )
 
 
 def select(results: Sequence[ResultRow], where: Mapping[str, Any]) -> list[ResultRow]:

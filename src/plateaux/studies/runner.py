@@ -34,6 +34,7 @@ from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, environment
 from plateaux.storage.run_info import AutotuneInfo, DataInfo
+from plateaux.studies.declared_tables import check_columns
 from plateaux.studies.packed_results import encode_results
 from plateaux.studies.result_rows import RESULTS, cost_rows, read_results, to_stored
 from plateaux.studies.run_locks import locked, next_free
@@ -103,9 +104,11 @@ class StudyRunner:
         """Check all recipes, metrics, probes, and, with `data`, splits before anything is written."""
         for spec in self.runs:
             check(Experiment(self.training_recipe(spec), self.components))
-        wanted = (*self.study.evaluate.metrics, *self.study.evaluate.corruption_metrics)
-        get_metrics(wanted, trust=self.components.trust)
-        get_probes(self.study.landscape.probes, trust=self.components.trust)
+        evaluation = self.study.evaluate
+        wanted = (*evaluation.metrics, *evaluation.corruption_metrics, *evaluation.ood_metrics)
+        measured = get_metrics(wanted, trust=self.components.trust)
+        probes = get_probes(self.study.landscape.probes, trust=self.components.trust)
+        check_columns(self.study.tables, {*measured, *probes})
         recipes = {fingerprint(spec.recipe.to_dict()["data"]): spec.recipe for spec in self.runs if data}
         for recipe in recipes.values():
             _check_splits(self.study, recipe, self.components)
