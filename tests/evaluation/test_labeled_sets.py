@@ -352,7 +352,7 @@ def test_functions_on_the_runs_own_samples_refuse_other_sets(place: Path, functi
 
 def test_the_command_line_takes_a_path_from_the_current_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    code, out, message = call("evaluate", "run", "--split", "test,./shift", "--metrics", "accuracy,nll")
+    code, out, message = call("evaluate", "run", "--split", "test,./shift", "--metrics", "accuracy,nll", "--json")
     assert code == 0, message
     results = {(one["metric"], one["split"]): one for one in json.loads(out)}
     wanted = reference(place / "run", shift_files(place), SOME)[str(MEAN_PROBABILITY)]

@@ -176,10 +176,10 @@ def test_an_ensemble_is_combined_by_the_named_rule(apart: Path) -> None:
 
 
 def test_the_soup_and_select_commands_print_their_results(near: Path, apart: Path, tmp_path: Path) -> None:
-    code, out, message = call("soup", str(near), "-o", str(tmp_path / "soup"), "--strategy", "greedy")
+    code, out, message = call("soup", str(near), "-o", str(tmp_path / "soup"), "--strategy", "greedy", "--json")
     assert code == 0, message
     assert "greedy soup of members" in json.loads(out)["weights"]
-    code, out, message = call("select", str(apart), "-o", str(tmp_path / "c.json"), "--size", "3")
+    code, out, message = call("select", str(apart), "-o", str(tmp_path / "c.json"), "--size", "3", "--json")
     assert code == 0, message
     assert 0 <= json.loads(out)["test"]["accuracy"] <= 1
     assert call("soup", str(apart), "-o", str(tmp_path / "no"))[0] == 2

@@ -141,7 +141,6 @@ def test_large_arrays_are_not_stored(monkeypatch: pytest.MonkeyPatch, caplog: py
         ({"x": X, "y": Y, "test": (X, Y[:-1])}, "test x has 20 samples, but test y has 19 labels"),
         ({"x": X, "y": 3}, "y is a int"),
         ({"x": X, "y": [[1], [1, 2]]}, "different lengths"),
-        ({"x": X, "y": Y, "test": 0}, "fraction between 0 and 1"),
         ({"x": X, "y": Y, "test": 1.0}, "fraction between 0 and 1"),
         ({"x": X, "y": Y, "test": True}, "fraction between 0 and 1"),
         ({"x": X, "y": Y, "test": "test.csv"}, "test is a str"),
