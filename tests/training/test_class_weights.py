@@ -33,7 +33,8 @@ def test_balanced_weights_are_inverse_frequencies_with_mean_one_and_are_stored(t
 def test_a_class_without_training_samples_has_the_weight_zero(tmp_path: Path) -> None:
     source = InMemorySource(torch.randn(9, 2), torch.tensor([0, 2] * 4 + [0]))
     data = DataSplits("few", source, source, 3, (2,))
-    run = plateaux.fit(data, model="mlp", members=1, epochs=1, settings=BALANCED, out=tmp_path / "run")
+    settings = {**BALANCED, "data": {"validation_split": 0}}
+    run = plateaux.fit(data, model="mlp", members=1, epochs=1, settings=settings, out=tmp_path / "run")
     weights = run.recipe.loss.options["class_weights"]
     assert weights[1] == 0
     assert weights == pytest.approx([3 * 4 / 9, 0, 3 * 5 / 9], rel=1e-5)
