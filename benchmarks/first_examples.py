@@ -20,6 +20,7 @@ from contextlib import chdir
 from pathlib import Path
 from statistics import mean
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from _common import Results, at_least, at_most, parse_flags
@@ -54,12 +55,10 @@ def train_readme(seed: int, out: Path) -> plateaux.Run:
         return real(*args, **{**options, "seed": seed, "out": out})
 
     space: dict[str, Any] = {}
-    plateaux.fit = fit
-    try:
+    with patch.object(plateaux, "fit", fit):
         exec(compile(code, "README.md", "exec"), space)
-    finally:
-        plateaux.fit = real
-    return space["run"]  # type: ignore[no-any-return]
+    run: plateaux.Run = space["run"]
+    return run
 
 
 def train_quickstart(seed: int, out: Path, *changes: str) -> plateaux.Run:
