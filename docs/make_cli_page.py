@@ -33,7 +33,7 @@ HEAD = """\
 
 <!-- Written by docs/make_cli_page.py from the Typer application. Change the code and run the script again. -->
 
-`--help` after any command prints the same text. Commands print tables, also to a pipe or a file, and JSON with `--json`.
+`--help` after any command prints the same text. Commands print tables, also to a pipe, and JSON with `--json`.
 """
 SHARED = 3  # an option that means the same in at least three commands is described once
 EXIT_CODES = {
