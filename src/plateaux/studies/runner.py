@@ -104,11 +104,7 @@ class StudyRunner:
         """Check all recipes, metrics, probes, and, with `data`, splits before anything is written."""
         for spec in self.runs:
             check(Experiment(self.training_recipe(spec), self.components))
-        evaluation = self.study.evaluate
-        wanted = (*evaluation.metrics, *evaluation.corruption_metrics, *evaluation.ood_metrics)
-        measured = get_metrics(wanted, trust=self.components.trust)
-        probes = get_probes(self.study.landscape.probes, trust=self.components.trust)
-        check_columns(self.study.tables, {*measured, *probes})
+        _check_measurements(self.study, self.components.trust)
         recipes = {fingerprint(spec.recipe.to_dict()["data"]): spec.recipe for spec in self.runs if data}
         for recipe in recipes.values():
             _check_splits(self.study, recipe, self.components)
@@ -302,6 +298,14 @@ class StudyRunner:
     def cost(self, spec: RunSpec) -> float:
         experiment = Experiment(spec.recipe, self.components)
         return sum(count_passes(experiment, number) for number in range(spec.recipe.members))
+
+
+def _check_measurements(study: Study, trust: tuple[str, ...]) -> None:
+    """Raise an error for metrics, probes, and columns of tables that do not exist."""
+    evaluation = study.evaluate
+    wanted = (*evaluation.metrics, *evaluation.corruption_metrics, *evaluation.ood_metrics)
+    measured = {*get_metrics(wanted, trust=trust), *get_probes(study.landscape.probes, trust=trust)}
+    check_columns(study.tables, measured)
 
 
 def _check_splits(study: Study, recipe: Recipe, components: Components) -> None:
