@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.experiment import Experiment
@@ -33,6 +34,7 @@ BEGIN_LOCK = ".begin"
 BEGIN_TIMEOUT_S = 60.0
 # The files of a member that Plateaux writes and deletes, besides progress.json.
 OWN_NAME = re.compile(r"resume-\d+-\d+\.pt|best-\d+\.safetensors|weights\.safetensors|log/\d+-\d+\.jsonl")
+REQUIRED = ("epoch", "checkpoints", "log_parts", "digests")  # fields of progress.json
 
 if TYPE_CHECKING:
     from plateaux.core.types import TensorTree
@@ -57,6 +59,7 @@ class MemberProgress:
     seconds: FiniteSeconds = 0.0  # training time over all attempts; members that train in one process share it equally
     partition_checkpoint: str | None = None  # state at the first partition, from which another run can branch
     digests: Mapping[str, str] = field(default_factory=dict)  # of all objects that are named here
+    member: str = ""  # the id of the run and the number of the member
 
     @property
     def position(self) -> tuple[int, int]:
@@ -141,14 +144,18 @@ class Run:
                     + "\nChoose another --out, or restore the recipe"
                 )
             changes = old.info.changes(info)
-            if changes and not accept_changes:
+            has_trained = bool(changes) and _has_trained(old)
+            if has_trained and not accept_changes:
                 raise RunError(
                     f"{root} was trained on other data or with other model code. Differences (stored -> given):\n  "
                     + "\n  ".join(changes)
                     + "\nRestore them, choose another --out, or continue anyway with --accept-changes "
                     "(accept_changes=True), which is recorded in the run"
                 )
-            info = old.info.with_changes(info) if changes else old.info
+            untrained = replace(info, id=old.info.id) if changes else old.info
+            info = old.info.with_changes(info) if has_trained else untrained
+        else:
+            info = replace(info, id=uuid4().hex)
         run = cls(store, experiment, info)
         run._write()
         return run
@@ -191,7 +198,7 @@ class Run:
             return MemberProgress()
         advice = "restore it, or delete its folder to train that member again"
         tree, file = self.store.get_json(name), self.store.root / name
-        return read_shape(MemberProgress, tree, file, advice, required=("epoch", "checkpoints", "log_parts", "digests"))
+        return _own(self, number, read_shape(MemberProgress, tree, file, advice, required=REQUIRED))
 
     def all_progress(self) -> list[MemberProgress]:
         return [self.progress(number) for number in range(self.recipe.members)]
@@ -217,11 +224,10 @@ class Run:
     def commit(self, number: int, progress: MemberProgress) -> None:
         """Write the progress of a member with the digests of its objects, then delete those it no longer names."""
         known = {**progress.digests, **self._written}
-        names = progress.named()
-        if self.store.has(SHARED):
-            names.append(SHARED)
+        names = [*progress.named(), *([SHARED] if self.store.has(SHARED) else [])]
         digests = {name: known.get(name) or digest_bytes(self.store.get(name)) for name in names}
-        self.store.put_json(f"members/{number}/progress.json", asdict(replace(progress, digests=digests)))
+        state = replace(progress, digests=digests, member=_member_id(self, number))
+        self.store.put_json(f"members/{number}/progress.json", asdict(state))
         self.clear(number, progress)
 
     def clear(self, number: int, progress: MemberProgress) -> None:
@@ -315,6 +321,25 @@ class Run:
     def put_shared(self, weights: TensorTree) -> None:
         if weights and not self.store.has(SHARED):
             self._written[SHARED] = self.store.put_tensors(SHARED, weights, {"format": "pt", "plateaux": "shared"})
+
+
+def _own(run: Run, number: int, progress: MemberProgress) -> MemberProgress:
+    """Return progress that was written for this member of this run; that of another one is an error."""
+    if progress.member != _member_id(run, number):
+        raise RunError(
+            f"{run}/members/{number} is not of member {number} of this run: the folder was copied from another "
+            "one. Restore it, or delete it to train that member again"
+        )
+    return replace(progress, member="")
+
+
+def _member_id(run: Run, number: int) -> str:
+    return f"{run.info.id}/{number}" if run.info.id else ""
+
+
+def _has_trained(run: Run) -> bool:
+    """Return whether a member has trained, or a process is about to train one."""
+    return any(run.progress(n).position != (0, 0) or run.is_locked(n) for n in range(run.recipe.members))
 
 
 RunLike = Run | str | Path
