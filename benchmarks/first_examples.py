@@ -82,7 +82,7 @@ EXAMPLES: dict[str, Train] = {
 def ece(p: Tensor, y: Tensor, bins: int = 15) -> float:
     confidence, label = p.max(-1)
     position = (confidence * bins).long().clamp_max(bins - 1)
-    gaps = ((label == y).double() - confidence).new_zeros(bins).index_add(0, position, (label == y) - confidence)
+    gaps = confidence.new_zeros(bins).index_add(0, position, (label == y).to(confidence.dtype) - confidence)
     return float(gaps.abs().sum() / len(y))
 
 
