@@ -9,9 +9,9 @@ Hypothesis: SGD with rate 0.1, momentum 0.9, a cosine schedule, and 30 epochs is
 it. The second candidate is the default of recipes so far, the sixth that of `fit`.
 
 Setup: nine cases of built-in data, each trained as a user meets it. A recipe (`deep_ensemble`, batches of 128):
-`moons`, `spirals`, `blobs`, and `digits` with the MLP, and `digits` with the CNN. `fit` (`sam`, batches of 32): the arrays iris,
-wine, breast cancer, and digits of scikit-learn with the MLP, of which a half are test samples. One member each, no
-augmentation, no validation.
+`moons`, `spirals`, `blobs`, and `digits` with the MLP, and `digits` with the CNN. `fit` (`sam`, batches of 32): the
+arrays iris, wine, breast cancer, and digits of scikit-learn with the MLP, of which a half are test samples. One member
+each, no augmentation, no validation.
 
 Repetitions: five. A repetition changes the seed of the member, of the order, and of the data or their split; within one
 all candidates have the same. The number of a repetition is the mean over the nine cases.

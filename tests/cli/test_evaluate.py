@@ -119,7 +119,8 @@ def test_a_calibration_is_fitted_evaluated_and_used(run: str, tmp_path: Path) ->
     lines = (tmp_path / "raw.csv").read_text().splitlines()
     assert lines[0].endswith(",abstain,raw_label,raw_probability,raw_entropy,raw_mutual_information,raw_ood_score")
     assert len(lines) == 6
-    code, out, message = call("calibrate", run, "--allow-empty", "--ood-false-alarms", "0.1", "--ood", "near=digits", "--json")
+    words = ("--allow-empty", "--ood-false-alarms", "0.1", "--ood", "near=digits", "--json")
+    code, out, message = call("calibrate", run, *words)
     assert code == 0, message
     made = json.loads(out)
     assert not made["sets"][0]["never_empty"]
