@@ -176,7 +176,7 @@ def test_a_silenced_warning_is_not_shown_and_does_not_change_the_recipe(
 
 def test_the_check_of_a_recipe_shows_warnings_next_to_json(tmp_path: Path) -> None:
     (tmp_path / "few.toml").write_text('[data]\nname = "blobs"\nsamples = 20\n[model]\nname = "mlp"\n')
-    done = CliRunner().invoke(app, ["recipe", "check", str(tmp_path / "few.toml"), "--data"])
+    done = CliRunner().invoke(app, ["recipe", "check", str(tmp_path / "few.toml"), "--data", "--json"])
     assert "[many-classes]" in done.stderr
     assert json.loads(done.stdout)["data"]["samples"] == 20
 

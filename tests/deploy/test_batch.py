@@ -329,7 +329,7 @@ def test_processes_write_the_bytes_of_one_process_also_after_a_kill(run: Path, f
         shutil.copytree(folder / "1", tmp_path / "many" / f"{copy:02d}b")
     predict(run, tmp_path / "many", tmp_path / "one.csv", batch={"threads": 1})
     out, parts = tmp_path / "two.csv", tmp_path / "two.csv.parts"
-    arguments = command(run, tmp_path / "many", "-o", out, "--processes", 2)
+    arguments = command(run, tmp_path / "many", "-o", out, "--processes", 2, "--json")
     with subprocess.Popen(arguments, env=ENV, start_new_session=True) as process:
         while process.poll() is None and not list(parts.glob("part-*.json")):
             time.sleep(0.01)
@@ -362,6 +362,15 @@ def test_predict_takes_inputs_or_a_split_and_says_what_to_change(run: Path, fold
     with pytest.raises(RecipeError, match=r"\.csv, \.jsonl, \.parquet, \.npz"):
         predict(run, split="test", out=tmp_path / "a.doc")
     assert not out.exists()
+
+
+def test_the_command_fails_if_no_input_could_be_predicted(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    for number in range(3):
+        (tmp_path / "broken" / f"{number}.png").write_bytes(b"no image")
+    code, out, message = call("predict", str(run), str(tmp_path / "broken"), "-o", str(tmp_path / "a.csv"))
+    assert (code, "3 inputs could not be read" in out) == (3, True)
+    assert "No input could be predicted" in message
 
 
 def test_a_split_is_returned_and_written(run: Path, tmp_path: Path) -> None:
@@ -401,7 +410,7 @@ def test_the_command_predicts_inputs_and_splits(run: Path, folder: Path, tmp_pat
     def predicted(*arguments: object) -> tuple[int, str, str]:
         return call("predict", str(run), *map(str, arguments))
 
-    code, out, _ = predicted(folder, "-o", tmp_path / "a.csv", "--columns", "path")
+    code, out, _ = predicted(folder, "-o", tmp_path / "a.csv", "--columns", "path", "--json")
     assert code == 0
     found = json.loads(out)
     assert found == {

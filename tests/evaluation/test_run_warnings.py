@@ -93,7 +93,7 @@ def test_failed_members_are_named_by_evaluate_status_and_the_report(
     assert all(f"[{name}]" in caplog.text for name in NAMES)
     assert "Members 0 and 1 have equal outputs for all test samples" in caplog.text
     assert "2 of 3 members are not better than chance on test samples" in caplog.text
-    done = CliRunner().invoke(app, ["status", str(weak)])
+    done = CliRunner().invoke(app, ["status", str(weak), "--json"])
     assert all(f"[{name}]" in done.stderr for name in NAMES)
     assert json.loads(done.stdout)["members"]
     lines = {line.label: line.text for line in report([run], figures=False).summary}

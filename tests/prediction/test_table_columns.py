@@ -109,8 +109,8 @@ def test_a_predictor_reads_columns_by_name(place: str, expected: Any, request: p
     ("x", "message"),
     [
         (FRAME.drop(columns="age"), r"The input lacks 'age', which the model was trained on\. .* x\.reindex\(columns="),
-        (FRAME.assign(age="old"), r"The input has 1 columns that are not numbers \('age'\)"),
-        (FRAME.assign(age=[None, *range(79)]), r"The input has missing values in 1 columns \('age'\)"),
+        (FRAME.assign(age="old"), r"The input has values that are not numbers in 1 column \('age'\)"),
+        (FRAME.assign(age=[None, *range(79)]), r"The input has missing values in 1 column \('age'\)"),
         ({"age": [1, 2], "income": [1, 2]}, r"lacks the column 'is_new'\. Expected: .*\(columns 'age', 'income', 'is_"),
         ({"age": [1, 2], "income": [1, 2], "is_new": [1]}, r"The columns have \[1, 2\] values\. Expected: equal"),
         ({"age": [1], "income": ["much"], "is_new": [1]}, "has dtype"),

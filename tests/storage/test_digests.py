@@ -198,7 +198,7 @@ def test_verify_names_every_damaged_and_missing_file(run: Path) -> None:
             assert file.name in result.damaged[name]
             file.write_bytes(content)
     flip(run / "members/0/weights.safetensors", 0.5)
-    done = CliRunner().invoke(app, ["verify", str(run)])
+    done = CliRunner().invoke(app, ["verify", str(run), "--json"])
     assert done.exit_code == 4
     assert json.loads(done.stdout)["damaged"].keys() == {"members/0/weights.safetensors"}
     assert isinstance(done.exception, SystemExit | PlateauxError)

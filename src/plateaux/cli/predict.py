@@ -9,6 +9,7 @@ import typer
 
 import plateaux
 from plateaux.cli.common import AsJson, Device, Members, Sha256, Trust, parse_numbers, print_result, progress_bar
+from plateaux.core.errors import DataError
 from plateaux.core.formatting import split_names
 
 if TYPE_CHECKING:
@@ -111,3 +112,5 @@ def predict(
     if found.failed:
         lines.append(f"{found.failed:,} inputs could not be read: see the column error")
     print_result(as_json, {**asdict(found), "out": str(out)}, lambda: lines)
+    if found.failed == found.inputs:
+        raise DataError(f"No input could be predicted; the column error of {out} has the reason of each")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.row_names import RowName
 from plateaux.core.stats.comparisons import DEFAULT, Inference
 from plateaux.core.stats.intervals import t_interval
 from plateaux.core.text_table import Table
 from plateaux.studies.comparison import main_row
 from plateaux.studies.output_config import MEMBERS, ColumnConfig, TableConfig
-from plateaux.studies.result_rows import ResultRow
+from plateaux.studies.result_rows import COSTS, ResultRow
 
 EMPTY = "Empty cells: not measured."
 
@@ -22,6 +23,21 @@ def declared_tables(
 ) -> list[Table]:
     """Return the declared tables of a study, also while some of its numbers are missing."""
     return [_table(config, results, inference) for config in configs]
+
+
+def check_columns(tables: Sequence[TableConfig], measured: Collection[str]) -> None:
+    """Raise RecipeError if a table has a column of a metric that the study does not measure."""
+    known = [*measured, "ood", *COSTS]
+    for table in tables:
+        for column in table.columns:
+            name = column.metric
+            for suffix in (" under corruption", " by size", " of the soup"):
+                name = name.removesuffix(suffix)
+            if name not in known:
+                raise RecipeError(
+                    f"[[tables]] {table.title!r} has a column of {column.metric!r}, which this study does not measure; "
+                    f"{suggest(name, known)}"
+                )
 
 
 def select(results: Sequence[ResultRow], where: Mapping[str, Any]) -> list[ResultRow]:

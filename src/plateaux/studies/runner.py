@@ -38,6 +38,7 @@ from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run, environment
 from plateaux.storage.run_info import AutotuneInfo, DataInfo
+from plateaux.studies.declared_tables import check_columns
 from plateaux.studies.packed_results import encode_results
 from plateaux.studies.result_rows import RESULTS, cost_rows, read_results, to_stored
 from plateaux.studies.run_locks import locked, next_free
@@ -113,9 +114,7 @@ class StudyRunner:
         """Check all recipes, metrics, probes, and, with `data`, splits before anything is written."""
         for spec in self.runs:
             check(Experiment(self.training_recipe(spec), self.components))
-        wanted = (*self.study.evaluate.metrics, *self.study.evaluate.corruption_metrics)
-        get_metrics(wanted, trust=self.components.trust)
-        get_probes(self.study.landscape.probes, trust=self.components.trust)
+        check_columns(self.study.tables, _measured(self.study, self.components.trust))
         recipes = {fingerprint(spec.recipe.to_dict()["data"]): spec.recipe for spec in self.runs if data}
         for recipe in recipes.values():
             _check_splits(self.study, recipe, self.components)
@@ -305,11 +304,15 @@ class StudyRunner:
         return sum(count_passes(experiment, number) for number in range(spec.recipe.members))
 
 
-def _evaluation_hash(study: Study, trust: tuple[str, ...]) -> str:
+def _measured(study: Study, trust: tuple[str, ...]) -> list[str]:
+    """Return the names of all metrics and probes; unknown ones are errors."""
     wanted = study.evaluate
     metrics = get_metrics((*wanted.metrics, *wanted.corruption_metrics, *wanted.ood_metrics), trust=trust)
-    names = sorted({*metrics, *get_probes(study.landscape.probes, trust=trust)})
-    return study.evaluation_hash({name: code for name in names if (code := user_code(name, trust))})
+    return sorted({*metrics, *get_probes(study.landscape.probes, trust=trust)})
+
+
+def _evaluation_hash(study: Study, trust: tuple[str, ...]) -> str:
+    return study.evaluation_hash({name: code for name in _measured(study, trust) if (code := user_code(name, trust))})
 
 
 def _condition(trial: Trial, code: Mapping[str, str]) -> dict[str, Any]:
