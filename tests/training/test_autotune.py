@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import weight_files
 
 from plateaux.config.components import Components
 from plateaux.config.experiment import Experiment
@@ -125,9 +126,7 @@ def test_autotuning_happens_once_and_is_stored(tmp_path: Path, monkeypatch: pyte
         tmp_path / "explicit",
         **CASES.keywords(),
     )
-    for number in range(3):
-        name = f"members/{number}/weights.safetensors"
-        assert run.store.get(name) == explicit.store.get(name)
+    assert weight_files(run) == weight_files(explicit)
 
 
 def test_interrupted_autotuning_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

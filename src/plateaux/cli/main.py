@@ -123,6 +123,9 @@ def train(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Resume although the data or your code have changed.")
     ] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take over members that another process has claimed in a bucket.")
+    ] = False,
     trust: Trust = None,
     download: Download = False,
     evaluate: Annotated[bool, typer.Option(help="Evaluate on the test split after training.")] = True,
@@ -144,6 +147,8 @@ def train(
     root = out or (Path(recipe) if is_run else Path("runs") / Path(recipe).stem)
     if loaded.executor.name == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(loaded.executor.processes))
+    if take_over and is_rank_zero():
+        plateaux.open_run(root).release_claims()
     with located_errors(file, overrides), live_progress(error_console()) as progress:
         run = plateaux.train(
             loaded,
@@ -197,6 +202,7 @@ def status(run: Path, as_json: AsJson = False) -> None:
 
     In Python: `plateaux.open_run("runs/demo").all_progress()`
     """
+    from plateaux.storage.member_writer import claim_age
     from plateaux.training.job_records import latest_by_member
 
     opened = plateaux.open_run(run)
@@ -204,6 +210,8 @@ def status(run: Path, as_json: AsJson = False) -> None:
     jobs, present = latest_by_member(opened), opened.trained_members()
     for number, progress in enumerate(opened.all_progress()):
         state = "finished" if progress.finished else "training" if opened.is_locked(number) else "waiting"
+        if progress.claim is not None and not opened.store.has_locks:  # a claim stays when its process was killed
+            state = f"claimed {claim_age(progress.claim)} ago"
         state = state if number in present else "left out"
         rows.append(
             {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -49,8 +49,7 @@ def push(bundle: RunLike, target: str | Path, *, private: bool = False, progress
         return _push_to_hub(hub["repo"], files, progress, private=private)
     _reject_unknown_hub(target)
     store = open_store(target)
-    if list_files(store):
-        raise RunError(f"{target} is not empty. Push to another folder, or delete it first")
+    _clear_interrupted(store, files, f"{target} is not empty. Push to another folder, or delete it first")
     for number, (name, read) in enumerate(files.items()):
         store.put(name, read())
         progress(WorkDone(number + 1, len(files)))
@@ -71,11 +70,11 @@ def pull(
     if str(out).startswith("hf:"):
         raise RecipeError(f"{out} is on the hub. Pull into a folder; `plateaux push` copies a bundle to the hub")
     store = open_store(out)
-    if list_files(store):
-        raise RunError(f"{out} is not empty. Pull into another folder, or delete it first")
+    refusal = f"{out} is not empty. Pull into another folder, or delete it first"
     with _open_source(source) as remote:
         content = remote.read(MANIFEST, MAX_BYTES)
         manifest = Manifest.from_bytes(content, f"{source}/{MANIFEST}")
+        _clear_interrupted(store, manifest.files, refusal)
         names = list(manifest.files) if member is None else _member_files(manifest, member, source)
         for number, name in enumerate(names):
             store.put(name, _read_checked(remote, name, manifest.files[name], source))
@@ -85,6 +84,13 @@ def pull(
     store.put(MANIFEST, content)  # last: a pull that was interrupted leaves no bundle
     Bundle.open(out)
     return [*names, MANIFEST]
+
+
+def _clear_interrupted(store: Store, names: Iterable[str], refusal: str) -> None:
+    """Accept an empty folder, or what an interrupted copy of these files left: some of them without the manifest."""
+    store.remove_partial("")
+    if list_files(store) - (set(names) - {MANIFEST}):
+        raise RunError(refusal)
 
 
 def _push_to_hub(repo: str, files: Mapping[str, Callable[[], bytes]], progress: Progress, *, private: bool) -> str:

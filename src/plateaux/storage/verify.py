@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plateaux.core.errors import PlateauxError
-from plateaux.storage.digests import check_embedded_digest
 from plateaux.storage.run import Run, RunLike
 from plateaux.storage.store import Store, recovery
 
@@ -65,10 +64,7 @@ def verify(run: RunLike) -> Verification:
 
 
 def _check(store: Store, name: str, digest: str | None) -> None:
-    if digest is not None:
-        store.get(name, digest)
-    elif name.endswith(".json"):
+    if digest is None and name.endswith(".json"):
         store.get_json(name)
     else:
-        with store.open_reader(name) as file:
-            check_embedded_digest(file, name)
+        store.get(name, digest or store.recorded_digest(name))
