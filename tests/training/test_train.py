@@ -21,7 +21,8 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, DivergedError, Interrupted, RecipeError, RunError, StorageError
 from plateaux.core.progress import MemberUpdate, Progress, ProgressEvent
 from plateaux.storage.local_store import SCRATCH_PREFIX
-from plateaux.storage.run import Run
+from plateaux.storage.member_writer import MemberWriter
+from plateaux.storage.run import MemberProgress, Run
 from plateaux.storage.run_info import DataInfo, RunInfo
 from plateaux.storage.store import Store
 from plateaux.training.loop import trainer
@@ -313,16 +314,16 @@ def test_joint_members_fall_back_by_at_most_one_checkpoint(tmp_path: Path, monke
 
     what = blobs('method={name="cases:apart"}', "optimizer.momentum=0.9")
     full = train(what, tmp_path / "full", **CASES.keywords())
-    real_commit, commits = Run.commit, 0
+    real_commit, commits = MemberWriter.commit, 0
 
-    def commit(run: Run, number: int, progress: Any) -> None:
+    def commit(writer: MemberWriter, progress: MemberProgress, **options: bool) -> None:
         nonlocal commits
         commits += 1
         if commits == 4:  # two members: after the second checkpoint of the first member
             raise KeyboardInterrupt
-        real_commit(run, number, progress)
+        real_commit(writer, progress, **options)
 
-    monkeypatch.setattr(Run, "commit", commit)
+    monkeypatch.setattr(MemberWriter, "commit", commit)
     starts = []
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
@@ -330,7 +331,7 @@ def test_joint_members_fall_back_by_at_most_one_checkpoint(tmp_path: Path, monke
         starts += [job.start for job in plan(what, Run.open(tmp_path / "again").all_progress(), is_joint=True)]
         commits = 2  # the next attempt is interrupted at its first checkpoint, between its members
     assert starts == [(1, 0)] * 3
-    monkeypatch.setattr(Run, "commit", real_commit)
+    monkeypatch.setattr(MemberWriter, "commit", real_commit)
     assert weight_files(train(what, tmp_path / "again", **CASES.keywords())) == weight_files(full)
 
 

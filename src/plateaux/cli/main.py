@@ -136,6 +136,7 @@ def train(
     In Python: `plateaux.train(plateaux.Recipe.load("recipe.toml"), out="runs/demo")`
     """
     from plateaux.cli.progress import live_progress
+    from plateaux.storage.remote_store import open_store
 
     overrides = [*(changes or []), *_executor(executor, mode, processes, devices, address)]
     overrides += [f"run.min_members={min_members}"] if min_members is not None else []
@@ -147,7 +148,7 @@ def train(
     root = out or (Path(recipe) if is_run else Path("runs") / Path(recipe).stem)
     if loaded.executor.name == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(loaded.executor.processes))
-    if take_over and is_rank_zero():
+    if take_over and is_rank_zero() and open_store(root).has("run.json"):
         plateaux.open_run(root).release_claims()
     with located_errors(file, overrides), live_progress(error_console()) as progress:
         run = plateaux.train(

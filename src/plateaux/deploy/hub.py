@@ -21,6 +21,7 @@ from plateaux.core.imports import optional_import
 from plateaux.core.progress import Progress, WorkDone, log_messages
 from plateaux.deploy.bundle import Bundle, list_files
 from plateaux.deploy.manifest import MANIFEST, MAX_BYTES, NAMES, SHARED, FileRecord, Manifest
+from plateaux.storage.atomic import PARTIAL_PREFIX
 from plateaux.storage.digests import hash_sha256
 from plateaux.storage.remote_store import open_store
 from plateaux.storage.run import RunLike
@@ -88,9 +89,10 @@ def pull(
 
 def _clear_interrupted(store: Store, names: Iterable[str], refusal: str) -> None:
     """Accept an empty folder, or what an interrupted copy of these files left: some of them without the manifest."""
-    store.remove_partial("")
-    if list_files(store) - (set(names) - {MANIFEST}):
+    left = {name for name in list_files(store) if not name.rpartition("/")[2].startswith(PARTIAL_PREFIX)}
+    if left - (set(names) - {MANIFEST}):
         raise RunError(refusal)
+    store.remove_partial("")
 
 
 def _push_to_hub(repo: str, files: Mapping[str, Callable[[], bytes]], progress: Progress, *, private: bool) -> str:

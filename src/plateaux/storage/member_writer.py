@@ -74,8 +74,9 @@ class MemberWriter:
         names = progress.named()
         if self._store.has(SHARED):
             names.append(SHARED)
-            if SHARED not in known:
-                known[SHARED] = self._written[SHARED] = digest_bytes(self._store.get(SHARED))
+        for name in names:
+            if name not in known:
+                known[name] = self._written[name] = digest_bytes(self._store.get(name))
         before = {*self.progress.named(), *self._written}
         digests = {name: known[name] for name in names}
         self._swap(replace(progress, digests=digests), None if release else self._claim)

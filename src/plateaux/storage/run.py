@@ -27,6 +27,7 @@ from plateaux.storage.store import Store, encode_json, recovery
 SHARED = "shared.safetensors"  # frozen weights that all members share
 BEGIN_LOCK = ".begin"
 BEGIN_TIMEOUT_S = 60.0
+
 if TYPE_CHECKING:
     from plateaux.core.types import TensorTree
 
@@ -177,7 +178,9 @@ class Run:
             while not is_done:
                 old = self.store.get("run.json")
                 tree = {**self.store.parse("run.json", old), **values}
-                is_done = self.store.swap("run.json", encode_json(tree), old)
+                info = RunInfo.from_dict(tree, self.store.root / "run.json").to_dict()  # in the order of `begin`
+                new = {**info, "recipe_digest": tree["recipe_digest"], "members": tree["members"]}
+                is_done = self.store.swap("run.json", encode_json(new), old)
 
     def with_autotune(self, settings: AutotuneInfo) -> Run:
         """Record settings that were autotuned once and hold for the whole run."""
