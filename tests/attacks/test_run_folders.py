@@ -166,9 +166,7 @@ def test_training_again_gives_the_same_weights_or_is_refused(
     runs: tuple[Path, Path], tmp_path: Path, damage: str
 ) -> None:
     original, other = runs
-    expected = {
-        name: (original / name).read_bytes() for name in files(original) if "/weights-" in name
-    }
+    expected = {name: (original / name).read_bytes() for name in files(original) if "/weights-" in name}
     for name in [name for name in files(original) if name.startswith("members/1/")][:: 1 if LONG else 2]:
         root, outside = tmp_path / name.replace("/", "-"), tmp_path / f"outside-{name.replace('/', '-')}"
         shutil.copytree(original, root)

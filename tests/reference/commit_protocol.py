@@ -85,7 +85,9 @@ def advance(state: State, number: int, writer: Writer, commits: int, rules: Rule
         case "collect":
             if not writer.doomed:
                 return go("upload")
-            return go("collect", to=replace(state, objects=state.objects - {writer.doomed[0]}), doomed=writer.doomed[1:])
+            return go(
+                "collect", to=replace(state, objects=state.objects - {writer.doomed[0]}), doomed=writer.doomed[1:]
+            )
         case "upload" if writer.count < commits:
             name = object_name(number, writer.count + 1, rules)
             return go("commit", to=replace(state, objects=state.objects | {name}), count=writer.count + 1)
@@ -95,9 +97,7 @@ def advance(state: State, number: int, writer: Writer, commits: int, rules: Rule
             named = frozenset({object_name(number, writer.count, rules)})
             released = (writer.named if rules.unique_names else state.objects) - named
             committed = replace(state, version=state.version + 1, named=named)
-            return go(
-                "collect", to=committed, version=state.version + 1, named=named, doomed=tuple(sorted(released))
-            )
+            return go("collect", to=committed, version=state.version + 1, named=named, doomed=tuple(sorted(released)))
     return None
 
 

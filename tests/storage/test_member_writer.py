@@ -127,7 +127,9 @@ def test_only_objects_of_the_member_are_deleted_whatever_its_progress_names(run:
 def test_training_refuses_a_run_whose_finished_weights_are_missing(tmp_path: Path) -> None:
     run = train(SMALL, tmp_path)
     weights_path(tmp_path, 0).unlink()
-    with pytest.raises(StorageError, match=r"weights-\w+\.safetensors is missing\. .*delete members/0 and run the same"):
+    with pytest.raises(
+        StorageError, match=r"weights-\w+\.safetensors is missing\. .*delete members/0 and run the same"
+    ):
         train(SMALL, tmp_path)
     for name in run.store.names("members/0"):
         run.store.delete(name)
@@ -137,5 +139,5 @@ def test_training_refuses_a_run_whose_finished_weights_are_missing(tmp_path: Pat
 @pytest.mark.process
 def test_stores_without_conditional_writes_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("fsspec", reason="fsspec is not installed")
-    with pytest.raises(StorageError, match="has no conditional writes, .* Train and calibrate on a disk or in s3://"):
+    with pytest.raises(StorageError, match=r"has no conditional writes, .* Train and calibrate on a disk or in s3://"):
         train(SMALL, f"memory://{tmp_path}/run")

@@ -69,9 +69,7 @@ def test_training_in_a_folder_with_a_linked_member_deletes_nothing_outside(run: 
     assert content(outside) == before
 
 
-@pytest.mark.parametrize(
-    "name", ["run.json", "recipe.toml", "members", "members/0/progress.json", "weights"]
-)
+@pytest.mark.parametrize("name", ["run.json", "recipe.toml", "members", "members/0/progress.json", "weights"])
 def test_a_linked_file_or_folder_is_refused_by_training_and_evaluation(run: Path, outside: Path, name: str) -> None:
     target = outside / "target"
     name = str(weights_path(run, 0).relative_to(run)) if name == "weights" else name

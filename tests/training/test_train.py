@@ -170,9 +170,7 @@ def test_a_member_that_diverges_is_named_and_the_others_continue(tmp_path: Path,
     run = Run.open(tmp_path / "run")
     assert [p.finished for p in run.all_progress()] == [True, False, True]
     stable = train(blobs("members=3", f"executor.mode={mode}"), tmp_path / "stable")
-    assert [weight_files(stable)[n] for n in (0, 2)] == [
-        weights_path(tmp_path / "run", n).read_bytes() for n in (0, 2)
-    ]
+    assert [weight_files(stable)[n] for n in (0, 2)] == [weights_path(tmp_path / "run", n).read_bytes() for n in (0, 2)]
 
 
 def test_after_divergence_the_last_checkpoint_can_be_loaded(tmp_path: Path) -> None:
@@ -236,7 +234,9 @@ def test_a_damaged_checkpoint_is_named_and_its_folder_may_be_deleted(tmp_path: P
     run = Run.open(tmp_path / "again")
     name = run.progress(1).checkpoints[-1][2]
     run.store.put(name, run.store.get(name)[:100])
-    with pytest.raises(StorageError, match=r"members/1/resume-2-0-\w+\.pt is damaged.*delete members/1 and run the same"):
+    with pytest.raises(
+        StorageError, match=r"members/1/resume-2-0-\w+\.pt is damaged.*delete members/1 and run the same"
+    ):
         train(blobs(), tmp_path / "again")
     for name in run.store.names("members/1"):
         run.store.delete(name)

@@ -100,10 +100,13 @@ def import_weights(
     return run
 
 
-def store_weights(run: Run, trees: Sequence[TensorTree], origins: Sequence[str]) -> None:
+def store_weights(
+    run: Run, trees: Sequence[TensorTree], origins: Sequence[str], *, shared: TensorTree | None = None
+) -> None:
     """Store weights as finished members. The origins are recorded as the source of the weights."""
     for number, (tree, origin) in enumerate(zip(trees, origins, strict=True)):
         with write_member(run, number) as writer:
+            writer.put_shared(shared or {})
             name = writer.put_weights(tree, epoch=0)
             progress = MemberProgress(epoch=run.recipe.train.epochs, finished=True, weights=name, weights_source=origin)
             writer.commit(progress, release=True)

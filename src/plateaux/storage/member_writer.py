@@ -30,7 +30,9 @@ from plateaux.storage.run import SHARED, Claim, MemberProgress, Run, progress_pa
 from plateaux.storage.store import LOCK_TIMEOUT_S, Store, encode_json
 
 # The objects that a writer deletes. Other files are not ours: they may be the user's, or a trap in a foreign folder.
-OWN_NAME = re.compile(r"(resume-\d+-\d+-\w{8}\.pt|(best-\d+|weights)-\w{8}\.safetensors|log/\d+-\d+-\w{8}\.jsonl)", re.ASCII)
+OWN_NAME = re.compile(
+    r"(resume-\d+-\d+-\w{8}\.pt|(best-\d+|weights)-\w{8}\.safetensors|log/\d+-\d+-\w{8}\.jsonl)", re.ASCII
+)
 
 
 @contextmanager
@@ -139,10 +141,10 @@ class MemberWriter:
         if self._store.has_locks or claim is None or (claim.session and claim.session == self._claim.session):
             return
         machine = "this" if claim.host == self._claim.host else "another"
+        since = f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime(claim.since))} UTC ({claim_age(claim)} ago)"
         raise RunError(
-            f"{self._store.root / self._folder} is claimed by process {claim.pid} on {machine} machine since "
-            f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime(claim.since))} UTC ({claim_age(claim)} ago). If that process "
-            "has ended, or shall stop at its next checkpoint, run `plateaux train` again with --take-over "
+            f"{self._store.root / self._folder} is claimed by process {claim.pid} on {machine} machine since {since}. "
+            "If that process has ended, or shall stop at its next checkpoint, train again with --take-over "
             "(plateaux.open_run(path).release_claims())"
         )
 

@@ -120,7 +120,10 @@ class RemoteFS:
         for _ in range(MAX_ATTEMPTS):
             try:
                 # The ETag is read first, so that it is not newer than the content.
-                etag, current = str(self._retry("read", name, lambda path: self._files.info(path))["ETag"]), self.read(name)
+                etag, current = (
+                    str(self._retry("read", name, lambda path: self._files.info(path))["ETag"]),
+                    self.read(name),
+                )
             except FileNotFoundError:
                 etag, current = None, None
             if current != version:

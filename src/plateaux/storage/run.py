@@ -234,7 +234,7 @@ class Run:
 
     def check_weights(self) -> None:
         """Raise StorageError if the weights of a finished member are missing."""
-        for number, progress in enumerate(self.all_progress()):
+        for progress in self.all_progress():
             if progress.finished and progress.weights and not self.store.has(progress.weights):
                 raise StorageError(f"{self.store.root / progress.weights} is missing. {recovery(progress.weights)}")
 

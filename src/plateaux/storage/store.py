@@ -146,7 +146,12 @@ class Store(Protocol):
             raise self._damaged_error(name, problem) from None
 
     def put_tensors(
-        self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, record: bool = True
+        self,
+        name: str,
+        tensors: Mapping[str, Tensor],
+        metadata: Mapping[str, str] | None = None,
+        *,
+        record: bool = True,
     ) -> str:
         """Write tensors as safetensors, a format that other programs read and that cannot contain code.
 
@@ -178,7 +183,7 @@ class Store(Protocol):
 
     def recorded_digest(self, name: str) -> str:
         """Return the digest that is recorded next to a file."""
-        record = self.get_json(record_name(name)) if self.has(record_name(name)) else None
+        record = self.get_json(record_name(name)) if self.has(record_name(name)) else self._read(name)
         if not isinstance(record, dict) or record.get("object") != name:
             raise self._damaged_error(name, f"{record_name(name)} does not have its digest")
         return str(record.get("content"))

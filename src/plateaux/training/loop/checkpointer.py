@@ -43,7 +43,14 @@ class Checkpointer:
         executor: Collectives,
         device: torch.device,
     ) -> None:
-        self.run, self.writers, self.data, self.job, self.method, self.executor = run, writers, data, job, method, executor
+        self.run, self.writers, self.data, self.job, self.method, self.executor = (
+            run,
+            writers,
+            data,
+            job,
+            method,
+            executor,
+        )
         self.recipe, self.device = run.recipe, device
         # Loads an offloaded member; the trainer replaces it if members are offloaded.
         self.resident: Callable[[TrainState], AbstractContextManager[Any]] = lambda _: nullcontext()
