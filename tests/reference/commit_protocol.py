@@ -81,7 +81,7 @@ def advance(state: State, number: int, writer: Writer, commits: int, rules: Rule
                 return go("stopped")
             claimed = replace(state, version=state.version + 1, named=writer.named)
             step = "collect" if rules.lists_before_claim else "list"
-            return go(step, to=claimed, version=state.version + 1, doomed=doomed)
+            return go(step, to=claimed, version=state.version + 1, listed=frozenset(), doomed=doomed)
         case "collect":
             if not writer.doomed:
                 return go("upload")

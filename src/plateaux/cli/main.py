@@ -211,8 +211,8 @@ def status(run: Path, as_json: AsJson = False) -> None:
     jobs, present = latest_by_member(opened), opened.trained_members()
     for number, progress in enumerate(opened.all_progress()):
         state = "finished" if progress.finished else "training" if opened.is_locked(number) else "waiting"
-        if progress.claim is not None and not opened.store.has_locks:  # a claim stays when its process was killed
-            state = f"claimed {claim_age(progress.claim)} ago"
+        if progress.claim is not None and not opened.store.has_locks:
+            state = f"claimed {claim_age(progress.claim)} ago"  # perhaps by a process that was killed
         state = state if number in present else "left out"
         rows.append(
             {

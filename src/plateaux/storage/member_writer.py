@@ -149,6 +149,13 @@ class MemberWriter:
         )
 
 
+def drop_checkpoints(run: Run, number: int, *, keep: bool = False, session: str = "") -> None:
+    """Delete the checkpoints of a member, unless they are kept, and the objects that its progress does not name."""
+    with write_member(run, number, session=session) as writer:
+        if not keep:
+            writer.commit(replace(writer.progress, checkpoints=(), partition_checkpoint=None), release=True)
+
+
 def unnamed_objects(store: Store, number: int, progress: MemberProgress) -> list[str]:
     """Return the objects of a member that its progress does not name."""
     named = set(progress.named())

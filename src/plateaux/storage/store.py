@@ -162,7 +162,7 @@ class Store(Protocol):
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
         if record:
             self.delete(record_name(name))
-        digest = self.put(name, lambda file: save_in_order(plain, Path(file.name), dict(metadata or {})))
+        digest = self.put(name, lambda file: save_in_order(plain, Path(file.name), dict(metadata or {}) or None))
         if record:
             self.put_json(record_name(name), {"object": name, "content": digest})
         return digest

@@ -32,7 +32,7 @@ from plateaux.loss_landscape.probe import get_probes
 from plateaux.loss_landscape.run_probes import probe_landscape
 from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.local_store import LocalStore
-from plateaux.storage.member_writer import write_member
+from plateaux.storage.member_writer import drop_checkpoints
 from plateaux.storage.run import Run, environment
 from plateaux.storage.run_info import AutotuneInfo, DataInfo
 from plateaux.studies.packed_results import encode_results
@@ -287,9 +287,7 @@ class StudyRunner:
             if spec.is_parent and spec.folder not in parents and spec.recipe.run.keep_checkpoints == "none":
                 for number, progress in enumerate(run.all_progress()):
                     if progress.checkpoints or progress.partition_checkpoint:
-                        with write_member(run, number) as writer:
-                            dropped = replace(writer.progress, checkpoints=(), partition_checkpoint=None)
-                            writer.commit(dropped, release=True)
+                        drop_checkpoints(run, number)
             if not self.study.keep_weights:
                 _delete_weights(run)
 

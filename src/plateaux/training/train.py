@@ -30,7 +30,7 @@ from plateaux.core.progress import Message, Progress, ProgressEvent, log_message
 from plateaux.core.runtime import get_device
 from plateaux.data.sources import DataSplits, Source
 from plateaux.storage.feature_cache import prepare_features, training_sources, with_cached_features
-from plateaux.storage.member_writer import unnamed_objects, write_member
+from plateaux.storage.member_writer import drop_checkpoints, unnamed_objects
 from plateaux.storage.open_run import resolved, without_stored_data
 from plateaux.storage.remote_fs import parse_address
 from plateaux.storage.run import Run, RunLike
@@ -247,8 +247,5 @@ def _clean_up(run: Run, executor: Collectives, session: str) -> None:
             has_checkpoints = bool(progress.checkpoints or progress.partition_checkpoint)
             drops = has_checkpoints and run.recipe.run.keep_checkpoints == "none"
             if drops or progress.claim or unnamed_objects(run.store, number, progress):
-                with write_member(run, number, session=session) as writer:
-                    if drops:
-                        dropped = replace(writer.progress, checkpoints=(), partition_checkpoint=None)
-                        writer.commit(dropped, release=True)
+                drop_checkpoints(run, number, keep=not drops, session=session)
     executor.barrier()
