@@ -82,6 +82,7 @@ class MemberWriter:
         before = {*self.progress.named(), *self._written}
         digests = {name: known[name] for name in names}
         self._swap(replace(progress, digests=digests), None if release else self._claim)
+        self._written = {name: digest for name, digest in self._written.items() if name in digests}
         self._delete(before - set(names))
 
     def release(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from plateaux.core.errors import PlateauxError
 from plateaux.storage.run import Run, RunLike
-from plateaux.storage.store import Store, recovery
+from plateaux.storage.store import recovery
 
 UNCHECKED = ("tensorboard/", "tracker-")  # files that trackers append to
 
@@ -35,7 +35,10 @@ def verify(run: RunLike) -> Verification:
 
     def check(name: str, digest: str | None = None) -> None:
         try:
-            _check(store, name, digest)
+            if digest is None and name.endswith(".json"):
+                store.get_json(name)
+            else:
+                store.get(name, digest or store.recorded_digest(name))
             checked.add(name)
         except PlateauxError as problem:
             damaged[name] = str(problem)
@@ -63,10 +66,3 @@ def verify(run: RunLike) -> Verification:
         else:
             check(name)
     return Verification(len(checked), damaged, unchecked)
-
-
-def _check(store: Store, name: str, digest: str | None) -> None:
-    if digest is None and name.endswith(".json"):
-        store.get_json(name)
-    else:
-        store.get(name, digest or store.recorded_digest(name))
