@@ -3,7 +3,7 @@
     python -c "import stoppable; stoppable.serve()"
 
 reads one request a line (JSON): the recipe, the run folder, whether to take over claims, and at which call to stop. It
-prints a line when it stops, and one when it has ended: what it said, and how many calls it made.
+prints a line when it stops, and one when it has ended: what it said, how many calls it made, and the first of a writer.
 """
 
 from __future__ import annotations
@@ -63,8 +63,17 @@ class Calls:
     def __init__(self) -> None:
         self.count = self.stop = 0
         self.owner: object = os
+        self.first_claim = 0  # the call with which the first writer of a member begins
+        member_writer.MemberWriter.__init__ = self._noted(member_writer.MemberWriter.__init__)  # type: ignore[method-assign]
         for owner, name in ((RemoteFS, "_retry"), (os, "fsync"), (os, "replace"), (os, "unlink")):
             setattr(owner, name, self._counted(owner, getattr(owner, name)))
+
+    def _noted(self, call: Any) -> Any:
+        def noted(*args: Any) -> None:
+            self.first_claim = self.first_claim or self.count + 1
+            call(*args)
+
+        return noted
 
     def _counted(self, owner: object, call: Any) -> Any:
         def counted(*args: Any, **options: Any) -> Any:
@@ -83,7 +92,7 @@ def serve() -> None:
     calls = Calls()
     for line in sys.stdin:
         request, words = json.loads(line), ""
-        calls.count, calls.stop = 0, request["stop"]
+        calls.count, calls.first_claim, calls.stop = 0, 0, request["stop"]
         calls.owner = RemoteFS if "://" in request["out"] else os
         try:
             if request["take_over"]:
@@ -91,4 +100,4 @@ def serve() -> None:
             plateaux.train(plateaux.Recipe.parse(request["recipe"]), request["out"], progress=lambda _: None)
         except Exception as problem:
             words = f"{type(problem).__name__}: {problem}"
-        print(json.dumps({"words": words, "calls": calls.count}), flush=True)
+        print(json.dumps({"words": words, "calls": calls.count, "first_claim": calls.first_claim}), flush=True)

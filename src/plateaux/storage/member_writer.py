@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from typing import Any
 from uuid import uuid4
 
-from plateaux.core.errors import PlateauxError, RunError
+from plateaux.core.errors import PlateauxError, RunError, StorageError
 from plateaux.core.formatting import format_duration
 from plateaux.core.process_info import host_id
 from plateaux.core.types import TensorTree
@@ -49,6 +49,8 @@ def write_member(run: Run, number: int, *, session: str = "", timeout: float = 0
         writer = MemberWriter(run, number, session)
         try:
             yield writer
+        except StorageError as problem:  # perhaps of an object that another writer has deleted
+            raise writer.taken_over() if writer.is_lost else problem from None
         finally:
             with suppress(PlateauxError):  # another writer has taken over, or the store cannot be reached
                 writer.release()
@@ -90,6 +92,18 @@ class MemberWriter:
         if self.progress.claim is not None:
             self._swap(self.progress, None)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether another writer has taken over."""
+        return self.run.stored_progress(self.number)[1] != self._content
+
+    def taken_over(self) -> RunError:
+        """Return the error that ends this writer."""
+        return RunError(
+            f"Another process has taken over {self._store.root / self._folder}, so this one stops. It has deleted "
+            "nothing that the other one needs"
+        )
+
     def put_state(self, progress: MemberProgress, state: Mapping[str, Any]) -> str:
         """Write a checkpoint and return its name."""
         name = self._name(f"resume-{progress.epoch}-{progress.step}", ".pt")
@@ -126,10 +140,7 @@ class MemberWriter:
         progress = replace(progress, claim=claim)
         content = encode_json(asdict(progress))
         if not self._store.swap(progress_path(self.number), content, self._content):
-            raise RunError(
-                f"Another process has taken over {self._store.root / self._folder}, so this one stops. It has deleted "
-                "nothing that the other one needs"
-            )
+            raise self.taken_over()
         self._content, self.progress = content, progress
 
     def _delete(self, names: Iterable[str]) -> None:

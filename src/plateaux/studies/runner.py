@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
