@@ -193,8 +193,8 @@ def assert_same_run(found: Path, wanted: Path) -> None:
         assert plain(here, when) == plain(there, when)
         assert weights_path(found, number).read_bytes() == weights_path(wanted, number).read_bytes()
         assert one.log(number) == other.log(number)
-        for *_, name in here.checkpoints:
-            mine, theirs = one.store.get_state(name), other.store.get_state(name)
+        for (*_, name), (*_, same_name) in zip(here.checkpoints, there.checkpoints, strict=True):
+            mine, theirs = one.store.get_state(name), other.store.get_state(same_name)
             assert mine.keys() == theirs.keys()
             assert same({**mine, "progress": None}, {**theirs, "progress": None})
         expected = {
@@ -272,7 +272,7 @@ def test_sigterm_ends_with_a_checkpoint_and_a_message(recipe: Path, whole: Path,
     ends = []
     for _ in range(2):
         # As a terminal or a scheduler does, to the whole group: the loader's workers die of it at once.
-        answer = ask(recipe, out, signal=name, event=15, group=True)
+        answer = ask(recipe, out, signal=name, event=30, group=True)  # after the claims
         assert answer["words"].startswith("Interrupted: Stopped at epoch ")
         assert answer["words"].endswith("with a checkpoint. Run the same command again to resume")
         run = Run.open(out)
