@@ -123,7 +123,7 @@ def values(text: str) -> dict[str, dict[str, float]]:
 
 def counterpart(other: Path, name: str) -> Path:
     """Return the same file of another run; names of objects contain the id of an attempt."""
-    return next(iter(other.glob(re.sub(r"-[0-9a-f]{8}\.", "-*.", name))))
+    return next(other.glob(re.sub(r"-[0-9a-f]{8}\.", "-*.", name)), other / name)
 
 
 def cases() -> list[tuple[int, str]]:

@@ -7,9 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from cases import NO_DATA
 from safetensors.torch import save_file
 
 import plateaux
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import StorageError
 from plateaux.core.formatting import hide_folders
@@ -103,7 +105,7 @@ def test_a_report_shows_samples_only_on_request(root: Path) -> None:
 
 
 def test_a_claim_names_its_process_without_the_name_of_the_machine(root: Path) -> None:
-    run = plateaux.open_run(root)
+    run = plateaux.Run.begin(root, Experiment(Recipe.from_dict(RECIPE)), NO_DATA)
     with write_member(run, 0):
         assert run.progress(0).claim is not None
         assert HOST not in run.store.get("members/0/progress.json").decode()

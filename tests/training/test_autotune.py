@@ -116,7 +116,7 @@ def test_autotuning_happens_once_and_is_stored(tmp_path: Path, monkeypatch: pyte
         return {"precision": "bf16", "memory_format": "channels_last", "tried": []}
 
     monkeypatch.setattr(train_module, "autotune", fake_autotune)
-    run = train(recipe(), tmp_path / "auto", **CASES.keywords())
+    train(recipe(), tmp_path / "auto", **CASES.keywords())
     assert Run.open(tmp_path / "auto").info.autotune.precision == "bf16"
     train(recipe(), tmp_path / "auto", **CASES.keywords())
     train(recipe("members=3"), tmp_path / "auto", **CASES.keywords())  # a new member uses the same settings
@@ -126,7 +126,7 @@ def test_autotuning_happens_once_and_is_stored(tmp_path: Path, monkeypatch: pyte
         tmp_path / "explicit",
         **CASES.keywords(),
     )
-    assert weight_files(run) == weight_files(explicit)
+    assert weight_files(Run.open(tmp_path / "auto")) == weight_files(explicit)
 
 
 def test_interrupted_autotuning_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

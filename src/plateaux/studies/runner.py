@@ -284,9 +284,8 @@ class StudyRunner:
                 continue
             run = Run.open(root)
             if spec.is_parent and spec.folder not in parents and spec.recipe.run.keep_checkpoints == "none":
-                for number, progress in enumerate(run.all_progress()):
-                    if progress.checkpoints or progress.partition_checkpoint:
-                        drop_checkpoints(run, number)
+                for number in range(run.recipe.members):
+                    drop_checkpoints(run, number)
             if not self.study.keep_weights:
                 _delete_weights(run)
 
