@@ -97,8 +97,22 @@ def test_a_calibration_is_fitted_evaluated_and_used(run: str, tmp_path: Path) ->
     code, out, message = call("predict", run, "--split", "test", "-o", str(tmp_path / "answers.csv"))
     assert code == 0, message
     lines = (tmp_path / "answers.csv").read_text().splitlines()
-    assert lines[0] == "name,label,label_name,probability,entropy,mutual_information,ood_score,prediction_set,abstain"
+    numbers = "probability,entropy,mutual_information,ood_score"
+    assert lines[0] == f"name,label,label_name,{numbers},is_ood,prediction_set,abstain"
     assert len(lines) == 1 + json.loads(out)["predictions"]
+    assert call("predict", run, "--split", "test@5", "--raw", "-o", str(tmp_path / "raw.csv"))[0] == 0
+    lines = (tmp_path / "raw.csv").read_text().splitlines()
+    assert lines[0].endswith(",abstain,raw_label,raw_probability,raw_entropy,raw_mutual_information,raw_ood_score")
+    assert len(lines) == 6
+    code, out, message = call("calibrate", run, "--allow-empty", "--ood-false-alarms", "0.1", "--ood", "near=digits")
+    assert code == 0, message
+    made = json.loads(out)
+    assert not made["sets"][0]["never_empty"]
+    assert {alarm["rate"] for alarm in made["ood_alarms"].values()} == {0.1}
+    assert made["ood_aurocs"][made["ood_score"]] == max(made["ood_aurocs"].values())
+    code, _, message = call("calibrate", run, "--ood", "far=digits")
+    assert (code, "name its sets as near=A,B" in message) == (2, True)
+    assert call("calibrate", run, "--ood-false-alarms", "0")[0] == 2
     assert call("calibrate", run, "--order", "calibrate")[0] == 0
     assert call("calibrate", run, "--order", "both")[0] == 2
 

@@ -105,7 +105,7 @@ def test_evaluate_prints_markdown(trained: Path) -> None:
 def test_evaluate_on_a_missing_split_is_an_error(trained: Path) -> None:
     code, _, message = call("evaluate", str(trained), "--split", "validation")
     assert code == 4
-    assert "no validation split" in message
+    assert "no validation samples" in message
 
 
 def test_list_describes_every_plug_in_in_one_sentence() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from plateaux.data.files import decode
 from plateaux.data.images import decode_image, has_color, to_pixels
 from plateaux.data.preprocessing import Preprocessing
 from plateaux.prediction.contract import InputContract
+from plateaux.prediction.input_files import list_inputs
 from plateaux.prediction.inputs import prepare
 
 VALUES = (np.arange(48) * 1300).astype(np.uint16).reshape(6, 8)
@@ -27,6 +29,43 @@ def test_files_of_16_bits_are_scaled_to_8_bits(tmp_path: Path, suffix: str, chan
     Image.fromarray(VALUES).save(tmp_path / f"image.{suffix}")
     pixels = decode(tmp_path / f"image.{suffix}", channels=channels)
     assert pixels.tolist() == [EXPECTED.tolist()] * channels
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tiff"])
+def test_the_exif_orientation_is_applied_in_training_and_prediction(
+    tmp_path: Path, orientation: int, suffix: str
+) -> None:
+    stored = np.arange(0, 240, 5, dtype=np.uint8).reshape(6, 8)
+    image = Image.fromarray(stored)
+    image.getexif()[0x0112] = orientation
+    options = {"quality": 100} if suffix == "jpg" else {}
+    image.save(file := tmp_path / f"image.{suffix}", exif=image.getexif(), **options)
+    turned = [stored, stored[:, ::-1], stored[::-1, ::-1], stored[::-1], stored.T, np.rot90(stored, -1),
+              stored[::-1, ::-1].T, np.rot90(stored)]  # fmt: skip
+    expected = decode(file, channels=1)[0].numpy()
+    assert expected.shape == turned[orientation - 1].shape
+    assert np.abs(expected.astype(int) - turned[orientation - 1].astype(int)).max() <= 3  # JPEG loses something
+    contract = InputContract({"x": TensorSummary("uint8", (1, *expected.shape), 0.0, 255.0)}, 2, ("no", "yes"))
+    for given in (file, file.read_bytes(), Image.open(io.BytesIO(file.read_bytes()))):
+        found = prepare(given, contract).arrays["x"]  # type: ignore[arg-type]
+        assert np.array_equal(found[0, 0], expected.astype(np.float32) / np.float32(255))
+
+
+def test_damaged_exif_data_do_not_refuse_an_image(tmp_path: Path) -> None:
+    Image.fromarray(VALUES.astype(np.uint8)).save(tmp_path / "a.png", exif=b"Exif\\x00\\x00broken")
+    assert decode(tmp_path / "a.png", channels=1).shape == (1, 6, 8)
+
+
+def test_a_pipe_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "a.csv")
+    with pytest.raises(DataError, match="is not a file"):
+        decode_image(tmp_path / "a.png")
+    contract = InputContract({"x": TensorSummary("uint8", (1, 6, 8), 0.0, 255.0)}, 2, ("no", "yes"))
+    for name in ("a.png", "a.csv"):
+        with pytest.raises(DataError, match="is not a file"):
+            list_inputs([str(tmp_path / name)], contract)
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I;16B", "I;16L"])

@@ -104,7 +104,12 @@ def test_integer_labels_are_unchanged_if_the_number_of_classes_is_given() -> Non
     [
         ([[0], [1]], r"y.reshape\(-1\)"),
         ([[0, 1], [1, 0]], r"y.argmax\(1\)"),
-        ([0.5, 1.0], "fractions, such as 0.5"),
+        ([[0, 1, 1], [1, 0, 0]], "Multi-label classification is not supported yet"),
+        ([[0.5, 1.0], [2.0, 3.0]], "Regression is not supported yet"),
+        ([[5, 7, 9], [1, 2, 3]], "A class for each token"),
+        (np.zeros((2, 4, 4), dtype=int), "segmentation"),
+        ([["a", "b"], ["c", "d"]], "several targets for each sample"),
+        ([0.5, 1.0], "fractions, such as 0.5.*regression is not supported yet"),
         ([0.0, float("nan")], "NaN or infinity"),
         (np.array(["a", None], dtype=object), "1 missing labels .first: sample 1"),
         ([], "no labels"),

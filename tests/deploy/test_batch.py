@@ -98,6 +98,14 @@ def test_all_output_formats_contain_the_same_answers(run: Path, folder: Path, tm
         assert (result.inputs, result.failed) == (41, 1)
         predict(run, inputs, tmp_path / f"b.{suffix}", batch=SMALL)
         assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
+        predict(run, inputs, tmp_path / f"raw.{suffix}", batch=SMALL, raw=True)
+    raw = [json.loads(line) for line in (tmp_path / "raw.jsonl").read_text().splitlines()]
+    of_table, of_arrays = parquet.read_table(tmp_path / "raw.parquet").to_pylist(), np.load(tmp_path / "raw.npz")
+    for i in (0, 25, 39):
+        assert raw[i]["raw_entropy"] == of_table[i]["raw_entropy"] == of_arrays["raw_entropy"][i]
+        assert list(raw[i]["raw_probabilities"].values()) == of_table[i]["raw_probabilities"]
+        assert "raw_probabilities" not in read_csv(tmp_path / "raw.csv")[i]
+    assert raw[40]["raw_label"] is of_table[40]["raw_probabilities"] is None
     rows = read_csv(tmp_path / "a.csv")
     lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     arrays = np.load(tmp_path / "a.npz")
@@ -337,8 +345,8 @@ def test_predict_takes_inputs_or_a_split_and_says_what_to_change(run: Path, fold
         function(run)
     with pytest.raises(RecipeError, match="inputs were given without out"):
         function(run, folder)
-    with pytest.raises(RecipeError, match="members, limit, and cache_logits belong to a split"):
-        function(run, folder, out, limit=3)
+    with pytest.raises(RecipeError, match="members and cache_logits belong to a split"):
+        function(run, folder, out, members=[0])
     with pytest.raises(RecipeError, match=r"batch \(part_size\) belongs to inputs"):
         function(run, split="test", batch=SMALL)
     with pytest.raises(RecipeError, match="batch has no setting 'proceses'; did you mean 'processes'"):
@@ -349,7 +357,7 @@ def test_predict_takes_inputs_or_a_split_and_says_what_to_change(run: Path, fold
 
 
 def test_a_split_is_returned_and_written(run: Path, tmp_path: Path) -> None:
-    found = predict(plateaux.Run.open(run), split="test", out=tmp_path / "a.csv", limit=5, device="cpu")
+    found = predict(plateaux.Run.open(run), split="test@5", out=tmp_path / "a.csv", device="cpu")
     assert [row["label"] for row in read_csv(tmp_path / "a.csv")] == [str(label) for label in found.label]
     assert len(found) == 5
 
@@ -368,14 +376,14 @@ def test_the_command_predicts_inputs_and_splits(run: Path, folder: Path, tmp_pat
         "abstained": found["abstained"],
         "reused": 0,
     }
-    assert predicted("-o", tmp_path / "b.csv", "--split", "test", "--limit", 10)[0] == 0
+    assert predicted("-o", tmp_path / "b.csv", "--split", "test@10")[0] == 0
     assert len(read_csv(tmp_path / "b.csv")) == 10
     code, _, message = predicted("-o", tmp_path / "b.csv", "--split", "test", "--processes", 2)
     assert (code, "batch (processes) belongs to inputs" in message) == (2, True)
     code, _, message = predicted("-o", tmp_path / "b.csv")
     assert (code, "Neither inputs nor a split" in message) == (2, True)
-    code, _, message = predicted(folder, "-o", tmp_path / "c.csv", "--limit", 10)
-    assert (code, "limit, and cache_logits belong to a split" in message) == (2, True)
+    code, _, message = predicted(folder, "-o", tmp_path / "c.csv", "--members", "0")
+    assert (code, "members and cache_logits belong to a split" in message) == (2, True)
     assert predicted(folder, "-o", tmp_path / "c.csv", "--split", "test")[0] == 2
     assert predicted(folder, "-o", tmp_path / "c.csv", "--address", "auto")[0] == 2
     assert predicted(folder, "-o", tmp_path / "c.doc")[0] == 2

@@ -124,7 +124,7 @@ def test_a_name_outside_of_the_fixed_set_is_refused(bundle: Path, tmp_path: Path
 
 
 CHANGES: dict[str, Any] = {
-    "format": (lambda t: t.update(format=2), "has format '2'"),
+    "format": (lambda t: t.update(format=1), "has format '1'"),
     "a list": (lambda t: t.update(files=[]), "files is not a JSON object"),
     "no graph": (lambda t: t["files"].pop("model.onnx"), "does not name model.onnx"),
     "unnamed": (lambda t: t["files"].pop("README.md"), "does not belong to the bundle"),

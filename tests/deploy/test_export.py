@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import plateaux
-from plateaux.core.errors import RecipeError, RunError
+from plateaux.core.errors import RecipeError, RunError, StorageError
 from plateaux.core.progress import ProgressEvent, WorkDone
 from plateaux.core.registry import dataset
 from plateaux.deploy.agreement import Agreement, compare_answers
@@ -29,16 +29,21 @@ from plateaux.deploy.onnx_backend import OnnxBackend
 from plateaux.ensembles.answers import AnswerSettings
 from plateaux.ensembles.conformal import Conformal
 from plateaux.ensembles.ensemble import Ensemble
+from plateaux.ensembles.ood_alarm import OodAlarm
 from plateaux.ensembles.temperature import Temperatures
 from plateaux.models.architectures.resnet import resnet
 from plateaux.models.architectures.small import mlp
 from plateaux.models.backbone import Backbone, BackboneWithHead, build_head
+from plateaux.prediction.calibration import Calibration
 from plateaux.prediction.load import ModuleBackend
+from plateaux.serving.protocol import output_names
 
 pytest.importorskip("onnxruntime")
 
 SHAPE = (3, 16, 16)
-POOLED = AnswerSettings("pds", Temperatures("pool then calibrate", 6, (1.3,)), Conformal("lac", 0.1, 0.8, 50), 0.6)
+POOLED = AnswerSettings(
+    "pds", Temperatures("pool then calibrate", 6, (1.3,)), Conformal("lac", 0.1, 0.8, 50), 0.6, None, 1.05, raw=True
+)
 
 
 @cache
@@ -139,14 +144,17 @@ def answers(p: list[float], **others: Any) -> dict[str, Any]:
 
 
 RULE = SetRule("lac", 0.1, 0.6, 5, 0.01, False, 100)
-FITTED = CalibrationRecord("pool then calibrate", (1.0,), "validation", 100, RULE, 0.5)
+ALARM = OodAlarm(0.05, 0.3, 0.01, 0.1, 0.2, 0.1, 100)
+FITTED = CalibrationRecord("pool then calibrate", (1.0,), "validation", 100, RULE, 0.5, ALARM)
 ABSTAIN = {"abstain": np.array([True])}
 SET = {"prediction_set": np.array([[True, True, False]])}
+OOD, NO_OOD = ({"ood_score": np.array([0.3]), "is_ood": np.array([value])} for value in (True, False))
 CLOSE = [
     ([0.4, 0.4, 0.2], {}, [0.4 - 4e-6, 0.4 + 4e-6, 0.2], {}, 1),
     ([0.500004, 0.3, 0.199996], {"abstain": np.array([False])}, [0.499999, 0.3, 0.200001], ABSTAIN, 1),
     ([0.55, 0.4, 0.05], SET, [0.55, 0.399995, 0.050005], {"prediction_set": np.array([[True, False, False]])}, 1),
     ([0.7, 0.2, 0.1], {}, [0.7, 0.2, 0.1], {}, 0),
+    ([0.7, 0.2, 0.1], OOD, [0.7, 0.2, 0.1], NO_OOD | {"ood_score": np.array([0.30005])}, 1),
 ]
 FAR: list[Any] = [
     ([0.7, 0.2, 0.1], {}, [0.69, 0.21, 0.1], {}, "differs from the expected probability by 0.01"),
@@ -157,6 +165,20 @@ FAR: list[Any] = [
     ([0.7, 0.2, 0.1], {"abstain": np.array([False])}, [0.7, 0.2, 0.1], ABSTAIN, "expected abstain"),
     ([0.7, 0.2, 0.1], {"prediction_set": ~SET["prediction_set"]}, [0.7, 0.2, 0.1], SET, "expected prediction_set"),
     ([0.7, 0.2, 0.1], {}, [0.7, 0.2, 0.1], {"ood_score": np.array([1.0])}, "expected ood_score by 1"),
+    (
+        [0.7, 0.2, 0.1],
+        OOD | {"ood_score": np.array([0.4])},
+        [0.7, 0.2, 0.1],
+        NO_OOD | {"ood_score": np.array([0.4])},
+        "expected is_ood",
+    ),
+    (
+        [0.7, 0.2, 0.1],
+        {"raw_entropy": np.array([1.0])},
+        [0.7, 0.2, 0.1],
+        {"raw_entropy": np.array([0.9])},
+        "expected raw_entropy by 0.1",
+    ),
     ([0.7, 0.2, 0.1], {}, [0.7, 0.2, 0.1], ABSTAIN, "has the outputs"),
     ([0.7, 0.2, 0.1], {}, [0.7, 0.3], {}, "of shape"),
 ]
@@ -293,10 +315,36 @@ def test_named_inputs_are_inputs_of_the_graph(tmp_path: Path) -> None:
 
 
 @pytest.mark.xdist_group("bundle")
+def test_a_bundle_has_the_alarm_of_its_run_and_raw_answers_on_request(calibrated_run: Path, tmp_path: Path) -> None:
+    bundle = plateaux.export(calibrated_run, tmp_path / "bundle", raw=True)
+    calibration = Calibration.read(plateaux.open_run(calibrated_run))
+    assert bundle.manifest.calibration is not None
+    assert bundle.manifest.calibration.alarm == calibration.ood_alarms[calibration.ood_score]
+    x = dataset.get("digits")().test.fetch(torch.arange(599))[0]
+    expected, found = (plateaux.load_predictor(each, raw=True)(x) for each in (calibrated_run, bundle))
+    assert expected.is_ood is not None
+    assert 0 < expected.is_ood.sum() < 599
+    assert found.is_ood is not None
+    assert (found.is_ood != expected.is_ood).sum() <= 1
+    assert found.raw.keys() == expected.raw.keys() > {"raw_probability", "raw_entropy", "raw_label"}
+    for name, values in expected.raw.items():
+        assert np.allclose(found.raw[name], values, atol=1e-5), name
+    served = output_names([each.name for each in bundle.manifest.outputs])
+    assert served[7:] == ("is_ood", "prediction_set", "abstain", *expected.raw)
+    card = (tmp_path / "bundle" / "README.md").read_text()
+    assert "The OOD alarm has at most 5 % false alarms (95 % interval" in card
+    manifest = tmp_path / "bundle" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(StorageError, match="has format '1'; this version of Plateaux reads format 2"):
+        plateaux.load_predictor(tmp_path / "bundle")
+
+
+@pytest.mark.xdist_group("bundle")
 def test_options_fixed_at_export_cannot_be_changed_at_load(exported: Path, calibrated_run: Path) -> None:
     for options, message in (
         ({"ood_score": "pds"}, "computes 'max_probability'. Export it again with --ood-score pds"),
         ({"alpha": 0.2}, r"has the sets of alpha = 0\.1"),
+        ({"raw": True}, "has no answers without the calibration. Export it again with --raw"),
         ({"device": "cuda"}, "runs on the CPU"),
         ({"threads": 0}, "threads = 0"),
     ):

@@ -75,11 +75,13 @@ def test_the_manifest_has_the_cascade_and_the_scores_of_the_calibration(run: Pat
     assert manifest.checks[0].file == "stages"
     scores = plateaux.predict(run, split="validation", ood_score="pds").ood_score
     ids = calibration.ids.tolist()
-    assert manifest.reference is not None
-    assert manifest.reference.samples == len(ids)
+    assert manifest.calibration is not None
+    alarm = manifest.calibration.alarm
+    assert alarm.samples == len(ids)
     kept = scores[np.isin(np.arange(len(scores)), ids)] if len(scores) != len(ids) else scores
-    assert manifest.reference.mean == pytest.approx(float(kept.mean()), rel=0.05)
-    assert manifest.reference.std == pytest.approx(float(kept.std()), rel=0.2)
+    assert alarm.mean == pytest.approx(float(kept.mean()), rel=0.05)
+    assert alarm.std == pytest.approx(float(kept.std()), rel=0.2)
+    assert alarm == calibration.ood_alarms["pds"]
     card = (bundle / "README.md").read_text()
     assert "A cascade queries" in card
     assert r"Sorting \| digits &lt;b>only&lt;/b>" in card

@@ -85,6 +85,27 @@ def test_coverage_on_random_samples_is_the_nominal_one(kind: Kind, alpha: float)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("never_empty", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_mean_coverage_over_2000_splits_is_at_least_nominal_in_both_forms(kind: Kind, never_empty: bool) -> None:
+    splits, samples, held_out = 2000, 150, 99  # a multiple of 1 / alpha minus 1: the coverage is nominal, not above
+    logits = 8 * torch.randn(splits * samples, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.multinomial(logits.softmax(1), 1, generator=torch.Generator().manual_seed(1))[:, 0]
+    log_p, ids = logits.log_softmax(1), torch.arange(len(y))  # right in more than 9 of 10: some sets can be empty
+    found, is_empty = [], []
+    for rows in torch.arange(len(y)).split(samples):
+        a, b = rows[:held_out], rows[held_out:]
+        fitted = fit(log_p[a], y[a], ids[a], 0.1, kind, randomized=False, never_empty=never_empty)
+        sets = fitted.sets(log_p[b], ids[b])
+        found.append(coverage(sets, y[b]).value)
+        is_empty.append(not sets.any(1).all())
+        assert not never_empty or bool(sets.gather(1, log_p[b].argmax(1, keepdim=True)).all())
+    error = np.std(found) / math.sqrt(splits)
+    assert np.mean(found) >= 0.9 - 3 * error
+    assert any(is_empty) is not never_empty
+
+
+@pytest.mark.slow
 @needs_cifar
 @pytest.mark.parametrize("alpha", [0.1, 0.05])
 @pytest.mark.parametrize("kind", KINDS)

@@ -124,7 +124,7 @@ def test_a_missing_split_is_rejected(run: Path, tmp_path: Path) -> None:
     train(recipe("data.validation_split=0", "train.epochs=1"), tmp_path)
     with pytest.raises(
         RunError,
-        match=r"no validation split, .* Evaluate on test, or train again with --set data.validation_split=0.1$",
+        match=r"no validation samples, .* to calibrate, a part of them: --split test --fraction 0.5$",
     ):
         evaluate(tmp_path, split="validation")
 

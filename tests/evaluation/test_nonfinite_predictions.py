@@ -111,7 +111,7 @@ def test_cached_logits_with_nan_are_refused(run: Run) -> None:
         ({"shape": (5,)}, r"inputs of shape \[5\] and 3 classes\. Expected: \[2\] and 3 classes"),
         ({"classes": 4}, r"inputs of shape \[2\] and 4 classes\. Expected: \[2\] and 3 classes"),
         ({"test": InMemorySource(torch.zeros(9, 7), torch.arange(9) % 3)}, r"A test input .* \[7\]\. Expected: \[2\]"),
-        ({"test": InMemorySource(torch.zeros(9, 2), torch.arange(9) - 1)}, "Sample 0 of 'blobs.test' has label -1"),
+        ({"test": InMemorySource(torch.zeros(9, 2), torch.arange(9) - 1)}, "labels range from -1 to 7"),
     ],
 )
 def test_data_of_another_run_are_refused(run: Run, change: dict[str, Any], message: str) -> None:

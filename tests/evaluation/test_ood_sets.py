@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 import plateaux
 from plateaux.config.recipe import Recipe
-from plateaux.core.errors import DataError, RecipeError
+from plateaux.core.errors import DataError, RecipeError, RunError
 from plateaux.core.registry import dataset
 from plateaux.core.types import Estimate
 from plateaux.data.samples import sample_ids
@@ -26,6 +26,15 @@ from plateaux.training.train import train
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_digits(tmp_path_factory.mktemp("run"), model=SMALL_MLP)
+
+
+def test_the_name_of_a_folder_is_refused_with_its_path(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match=r"no dataset called 'photos'.* write \./photos"):
+        detect_ood(run, {"far": ["photos"]})
 
 
 @pytest.fixture(scope="module")

@@ -155,21 +155,14 @@ def test_hyperparameters_of_plain_types_are_skipped(extra: Any, tmp_path: Path) 
     assert all(torch.equal(weights[name], tensor) for name, tensor in module.state_dict().items())
 
 
-def test_hyperparameters_of_own_classes_are_refused_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = train(tmp_path, 0, extra=Setting())
+def test_hyperparameters_of_own_classes_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    train(tmp_path, 0, extra=Setting())
     with pytest.raises(RecipeError) as error:
         read_lightning_checkpoint(tmp_path / "last.ckpt")
     message = str(error.value)
     assert "Setting" in message
     assert "self.save_hyperparameters(ignore=[...])" in message
-    line = message.partition("that you wrote yourself, ")[2].partition(" keeps")[0]  # the advice works
-    assert line.startswith("torch.save(torch.load(")
-    monkeypatch.chdir(tmp_path)
-    exec(line, {"torch": torch})
-    saved = torch.load(tmp_path / "last.pt")
-    assert all(torch.equal(saved[name], tensor) for name, tensor in module.state_dict().items())
+    assert "weights_only=False" not in message  # it runs code in the file
 
 
 def test_a_checkpoint_without_weights_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,44 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def run_probes(root: Path, *probes: str, **kwargs: Any) -> list[MetricResult]:
     return probe_landscape(plateaux.open_run(root, trust=TRUST), probes=probes, **kwargs)
+
+
+def doubled(outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return torch.stack([2 * F.cross_entropy(logits, batch.y, reduction="none") for logits in outputs])
+
+
+FACTORS = {"trace(mc_samples=2)": 2, "average_l2(mc_samples=2)": 2, "sam_step": 2, "fisher_trace": 4, "fisher_rao": 2,
+           "gradient_norm": 4, "input_curvature(mc_samples=2)": 4, "top_eigenvalue(steps=8)": 2}  # fmt: skip
+
+
+def test_probes_measure_the_loss_that_is_given(runs: dict[str, Path], tmp_path: Path) -> None:
+    root = shutil.copytree(runs["mlp"], tmp_path / "run")
+    plain = run_probes(root, *FACTORS, limit=16)
+    given = probe_landscape(plateaux.open_run(root, trust=TRUST, loss=doubled), probes=list(FACTORS), limit=16)
+    for before, after in zip(plain, given, strict=True):
+        expected = FACTORS[after.metric] * before.rows["member 0"].value  # type: ignore[index]
+        assert after.rows["member 0"].value == pytest.approx(expected, rel=1e-3, abs=1e-7), after.metric  # type: ignore[index]
+        assert (before.data.get("loss"), after.data["loss"]) == (None, "doubled")
+
+
+@pytest.mark.parametrize(
+    "probe", ["gauss_newton_trace", "relative_flatness", "fisher_rao(labels=model)", "spectrum(kind=gauss_newton)"]
+)
+def test_probes_of_the_cross_entropy_are_refused_with_another_loss(probe: str, runs: dict[str, Path]) -> None:
+    opened = plateaux.open_run(runs["mlp"], trust=TRUST, loss=doubled)
+    with pytest.raises(RecipeError, match="is defined for the cross entropy only"):
+        probe_landscape(opened, probes=[probe], limit=8)
+
+
+def test_a_run_with_its_own_loss_is_probed_with_this_loss_only(tmp_path: Path) -> None:
+    small = recipe("deep_ensemble", members=1, samples=40, probe={"every": 1, "probes": ["trace"], "samples": 16})
+    run = train(small, tmp_path, **{**GIVEN.keywords(), "loss": doubled})
+    with pytest.raises(RunError, match=r"trained with a loss that was passed in Python.*open_run\(path, loss=\.\.\.\)"):
+        run_probes(tmp_path, "trace")
+    opened = plateaux.open_run(run, trust=TRUST, loss=doubled)
+    (after,) = probe_landscape(opened, probes=["trace"], limit=16)
+    record = [line for line in run.log(0) if "probe" in line][-1]
+    assert record["rows"][""]["value"] == pytest.approx(after.rows["member 0"].value)  # type: ignore[index]
 
 
 # Probes by name.

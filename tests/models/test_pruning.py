@@ -143,6 +143,10 @@ def test_densities_are_those_of_the_published_erk_code(sparsity: float) -> None:
         assert abs(count - density * math.prod(shape)) < 1
 
 
+def test_every_output_unit_keeps_a_weight_where_its_density_would_give_it_none() -> None:
+    assert live_counts([(100, 2), (100, 100)], 0.98) == [100, 104]
+
+
 def test_the_largest_weights_of_a_layer_remain() -> None:
     pruned, original = net(), net()
     prune(pruned, 0.7)

@@ -30,6 +30,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "averaging": ("training/loop/test_averaged_weights.py",),
     "scores": ("optim/test_sample_scores.py",),
     "gradient norms": ("optim/test_grad_norms.py",),
+    "fitting": ("training/test_fit_arrays.py",),
     "tensor trees": ("core/test_tensor_tree.py",),
     "step": (
         "training/loop/test_step.py",
@@ -184,6 +185,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('return squared_norms(member, batch, loss)', 'return squared_norms(member, batch)'),
     ],
     ("custom loops", "optim/sharpness_aware.py"): [
+        ('passes + (fraction <= 1 - smallest)', 'passes + 1'),
         ('with preserve_module_buffers(self.model), at_params', 'with at_params'),
         ('torch._foreach_mul_(list(descent.values()), factor)', 'pass'),
         ('        if self.is_ready:\n            self._carry()\n\n', '        pass\n\n'),
@@ -205,6 +207,10 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('sum(((g * masks[n] if n in masks else g).square().sum() for n, g in grads.items())', 'sum((g.square().sum() for n, g in grads.items())'),
         ('grads = torch.autograd.grad(total, list(params.values()), allow_unused=True) if total.requires_grad', 'grads = torch.autograd.grad(2 * total, list(params.values()), allow_unused=True) if total.requires_grad'),
         ('total = total + _per_sample_norms(module, slow, batch, plan, unit)', 'pass'),
+        ('_slow_down(module, plan, _disagreement(module, trained, batch, plan))', 'pass'),
+    ],
+    ("fitting", "training/fit_arrays.py"): [
+        ('32 if len(data.train) < SMALL else 128', '32'),
     ],
     ("tensor trees", "core/tensor_tree.py"): [
         ('torch._foreach_add(_list(a), _like(a, b), alpha=float(times))', 'torch._foreach_add(_list(a), _list(b), alpha=float(times))'),
@@ -381,10 +387,11 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("cascade of runs", "prediction/calibration.py"): [
         ('return self.ids if self.cascade_ids is None else torch.cat([self.ids, self.cascade_ids])', 'return self.ids'),
         ('outputs.take(order[count:].sort().values)', 'outputs'),
-        ('pool_then_calibrate(pool(outputs.logits, cascade), outputs.y)', 'pool_then_calibrate(outputs.logits, outputs.y)'),
+        ('pool_then_calibrate(pool(outputs.logits, fitted_cascade), outputs.y)', 'pool_then_calibrate(outputs.logits, outputs.y)'),
     ],
     ("cascade of runs", "ensembles/answers.py"): [
         ('answers(logits[:count, some])', 'answers(logits[:, some])'),
+        ('found = compute(logits) if cascade is None else', 'found = compute(logits) if True else'),
         ('order = torch.cat(rows).argsort()', 'order = torch.cat(rows)'),
     ],
     ("cascade of predictors", "prediction/load.py"): [
@@ -398,7 +405,8 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("calibration of runs", "prediction/calibration.py"): [
         ('return outputs.take(~fitted)', 'return outputs'),
         ('incorrect = log_p.argmax(-1) != outputs.y', 'incorrect = outputs.logits[0].argmax(-1) != outputs.y'),
-        ('log_p = calibrated_log_p(outputs.logits, temperatures[fit.order], cascade)', 'log_p = calibrated_log_p(outputs.logits, temperatures["pool then calibrate"], cascade)'),
+        ('log_p = calibrated_log_p(outputs.logits, temperatures[order], fitted_cascade)', 'log_p = calibrated_log_p(outputs.logits, temperatures["pool then calibrate"], fitted_cascade)'),
+        ('never_empty=not set_options.allow_empty', 'never_empty=set_options.kind != "lac" and not set_options.allow_empty'),
         ('if calibration.hashes != tuple(run.weights_hash(number) for number in run.trained_members()):', 'if False:'),
         ('(outputs.logits[position].double() / temperatures[position])', '(outputs.logits[position].double() / temperatures[0])'),
         ('_nll(before[-2], outputs.y)', '_nll(before[-1], outputs.y)'),
@@ -520,6 +528,7 @@ _LINES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('if live < sum(units):', 'if live < 0:'),
         ('for i in remainders[: live - sum(counts)]:', 'for i in remainders[:0]:'),
         ('return [min(max(scale * d, u), s)', 'return [max(scale * d, u)'),
+        ('min(max(scale * d, u), s)', 'min(scale * d, s)'),
         ('below, ties = flat < threshold,', 'below, ties = flat > threshold,'),
     ],
     ("pruning", "config/builders/model.py"): [

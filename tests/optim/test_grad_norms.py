@@ -261,6 +261,52 @@ def test_a_layer_that_is_called_twice_adds_its_gradients_before_squaring() -> No
     check(module, torch.randn(4, 4, 6, 6))
 
 
+class Sorting(nn.Module):
+    """Computes its samples in the order of their first feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        return self.head(torch.tanh(self.first(x[order])))[order.argsort()]
+
+
+class Routing(Sorting):
+    """A mixture of two experts: the sign of the first feature selects one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, chosen = torch.zeros_like(x), x[:, 0] > 0
+        for rows, expert in ((chosen, self.first), (~chosen, self.head)):
+            hidden = hidden.index_put((rows.nonzero()[:, 0],), F.pad(expert(x[rows]), (0, 6 - expert.out_features)))
+        return hidden
+
+
+@pytest.mark.parametrize("network", [Sorting, Routing])
+@pytest.mark.parametrize("samples", [2, 3, 12])
+def test_norms_of_a_network_that_reorders_its_samples_are_exact(network: type[Sorting], samples: int) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Per-sample gradient norms are slow")
+        for seed in range(8):
+            torch.manual_seed(seed)
+            module = network().double()
+            for size in (samples, 12, 7):
+                batch = batch_of(torch.randn(size, 6).double(), 5)
+                assert off(squared_norms(MemberModule(module), batch), gradient_norms(module, batch)) < 1e-10
+
+
+def test_norms_of_a_batch_that_a_fast_rule_cannot_read_are_exact() -> None:
+    module, x = Routing().double(), torch.randn(12, 6).double()
+    together = batch_of(torch.cat([x[:, :1].abs(), x[:, 1:]], 1), 5)  # all samples take the same way
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Per-sample gradient norms are slow")  # one expert has no samples
+        squared_norms(MemberModule(module), together)
+    with pytest.warns(UserWarning, match="Per-sample gradient norms are slow"):
+        found = squared_norms(MemberModule(module), batch_of(x, 5))
+    assert off(found, gradient_norms(module, batch_of(x, 5))) < 1e-10
+
+
 class Frames(nn.Module):
     """Frames of a film, which lie on the axis of the samples within."""
 

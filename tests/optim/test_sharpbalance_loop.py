@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from cases import Corner, corner, make_state, steps
 from torch import Tensor, nn
 
-from plateaux.core.errors import TrainingLoopError
+from plateaux.core.errors import RecipeError, TrainingLoopError
 from plateaux.core.types import Batch
 from plateaux.methods.sharpbalance import sharpbalance
 from plateaux.optim import SampleSharpness, SharpnessAware
@@ -93,7 +94,8 @@ def test_different_masks_give_different_weights() -> None:
     assert not any(same_bits(a, b) for i, a in enumerate(results) for b in results[:i])
 
 
-def test_masks_of_micro_batches_accumulate() -> None:
+@pytest.mark.parametrize("name", ["some", "all", "none"])
+def test_masks_of_micro_batches_accumulate(name: str) -> None:
     own, module = same_start()
     halves = [own.batch.take(slice(0, 4)), own.batch.take(slice(4, 8))]
     gradients = []
@@ -101,12 +103,24 @@ def test_masks_of_micro_batches_accumulate() -> None:
         optimizer = wrapped(module)
         optimizer.zero_grad()
         for part in parts_of_batch:
-            with optimizer.perturbed(mask=MASKS["some"][part.index]) as parts:
+            with optimizer.perturbed(mask=MASKS[name][part.index]) as parts:
                 for rows in parts:
                     F.cross_entropy(module(part.x[rows]), part.y[rows], reduction="sum").backward()  # type: ignore[index]
         gradients.append({name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None})
     for name in gradients[2]:
         torch.testing.assert_close(gradients[2][name], gradients[0][name] + gradients[1][name])
+
+
+@pytest.mark.parametrize("score", ["gradient_norm", "last_layer", "loss"])
+def test_scores_accept_class_weights_in_the_precision_of_the_network(score: Any) -> None:
+    torch.manual_seed(0)
+    net, x, y, weight = nn.Linear(3, 2), torch.randn(8, 3), torch.arange(8) % 2, torch.tensor([1.0, 3.0])
+    found, wide = (
+        SampleSharpness(net, nn.CrossEntropyLoss(weight=w), score=score)(x, y) for w in (weight, weight.double())
+    )
+    assert torch.equal(found, wide)
+    with pytest.raises(RecipeError, match=r"float64.* Convert its tensors .* weight\.to\(outputs\.dtype\)"):
+        SampleSharpness(net, partial(F.cross_entropy, weight=weight, reduction="none"), score=score)(x, y)
 
 
 def test_dropout_noise_of_the_masked_samples_is_equal_in_both_passes() -> None:

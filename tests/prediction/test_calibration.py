@@ -14,12 +14,14 @@ from digit_runs import SMALL_MLP, digits_recipe
 from sklearn.metrics import log_loss
 
 from plateaux.config.recipe import Recipe
-from plateaux.core.errors import RecipeError, RunError
+from plateaux.core.errors import RecipeError, RunError, StorageError
 from plateaux.core.registry import dataset
 from plateaux.core.row_names import MEAN_PROBABILITY, row_name
 from plateaux.deploy.load_predictor import load_predictor
 from plateaux.deploy.predict import predict
 from plateaux.ensembles import conformal, selective
+from plateaux.ensembles.conformal import KINDS
+from plateaux.ensembles.ood_scores import DEFAULT_OOD_SCORE, OOD_SCORES
 from plateaux.ensembles.temperature import ORDERS, Order, apply
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.evaluation.evaluator import Evaluator
@@ -73,8 +75,93 @@ def test_sets_and_threshold_are_fitted_on_the_outputs_of_the_chosen_order(run: P
     outputs = outputs_of(run, "validation")
     log_p = apply(outputs.logits, fitted.temperatures[order])
     wrong = log_p.argmax(-1) != outputs.y
-    assert fitted.sets == (conformal.fit(log_p, outputs.y, outputs.ids, 0.1, "lac"),)
+    assert fitted.sets == (conformal.fit(log_p, outputs.y, outputs.ids, 0.1, "lac", never_empty=True),)
+    for name, alarm in fitted.ood_alarms.items():
+        scores = predict(run, split="validation", ood_score=name).ood_score
+        assert alarm.threshold == pytest.approx(float(np.sort(scores)[285]))  # ceil(301 * 0.95) = 286
+        assert (alarm.mean, alarm.std) == pytest.approx((scores.mean(), scores.std()))
     assert fitted.threshold == selective.fit(error_probability(log_p), wrong, 0.1, bound="clopper-pearson")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("randomized", [True, False])
+@pytest.mark.parametrize("allow_empty", [True, False])
+def test_sets_contain_the_predicted_label_unless_they_may_be_empty(
+    run: Path, kind: str, randomized: bool, allow_empty: bool
+) -> None:
+    options = {"kind": kind, "randomized": randomized, "allow_empty": allow_empty}
+    (fitted,) = calibrate(run, conformal=options, alphas=[0.5]).sets
+    assert (fitted.kind, fitted.randomized, fitted.never_empty) == (kind, randomized, not allow_empty)
+    answers = predict(run, split="test")
+    assert answers.prediction_set is not None
+    has_label = answers.prediction_set[np.arange(599), answers.label]
+    assert has_label.all() == (not allow_empty)
+    assert answers.prediction_set.any(1).all() == (not allow_empty)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_all_answers_come_from_the_calibrated_probabilities_and_the_raw_ones_have_other_names(
+    run: Path, images: torch.Tensor, order: Order
+) -> None:
+    made = calibrate(run, order=order)
+    for answers in (predict(run, split="test", raw=True), load_predictor(run, raw=True)(images)):
+        for prefix, read in (("", answers.to_arrays()), ("raw_", answers.raw)):
+            p = read[f"{prefix}probabilities"]
+            entropy = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(1)
+            assert np.allclose(read[f"{prefix}entropy"], entropy, atol=1e-9)
+            assert np.array_equal(read[f"{prefix}probability"], p.max(1))
+            assert np.array_equal(read[f"{prefix}label"], p.argmax(1))
+            assert np.allclose(read[f"{prefix}ood_score"], -p.max(1), atol=1e-12)
+            information = read[f"{prefix}mutual_information"]
+            assert ((information >= 0) & (information <= entropy + 1e-9)).all()
+        p, outputs = answers.probabilities, outputs_of(run, "test")
+        assert np.allclose(p, made.log_p(outputs.logits).exp().numpy(), atol=1e-6)
+        assert np.allclose(answers.raw["raw_probabilities"], outputs.logits.softmax(-1).mean(0).numpy(), atol=1e-6)
+        assert made.threshold.at is not None
+        assert np.array_equal(answers.abstain, 1 - p.max(1) > made.threshold.at)
+        assert np.array_equal(answers.prediction_set | np.eye(10, dtype=bool)[answers.label], answers.prediction_set)
+    assert not load_predictor(run)(images[:2]).raw
+    assert load_predictor(run)(images[:2]).to_records()[0].keys() < answers.to_records()[0].keys()
+
+
+def test_the_alarm_is_the_score_above_its_threshold_for_every_score(run: Path) -> None:
+    made = calibrate(run, ood={"false_alarms": 0.1})
+    assert made.ood_score == DEFAULT_OOD_SCORE
+    for name, alarm in made.ood_alarms.items():
+        answers = predict(run, split="validation", ood_score=name)
+        assert answers.is_ood is not None
+        assert np.array_equal(answers.is_ood, answers.ood_score > alarm.threshold)
+        assert answers.is_ood.sum() == 29  # 300 - ceil(301 * 0.9)
+        assert alarm.low < 29 / 300 < alarm.high
+    few = calibrate(run, fraction=0.05)
+    answers = predict(run, split="test")
+    assert (few.ood_alarms[DEFAULT_OOD_SCORE].threshold, answers.is_ood) == (None, None)
+    assert "no OOD alarm (is_ood): 15 held-out samples are too few" in answers.remark
+    assert answers.to_records()[0]["is_ood"] is None
+    with pytest.raises(RecipeError, match="ood has no setting 'false_alarm'; did you mean 'false_alarms'"):
+        calibrate(run, ood={"false_alarm": 0.1})
+
+
+def test_the_score_is_chosen_on_ood_samples_and_its_alarm_fitted_on_other_held_out_samples(run: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (200, 1, 8, 8)).astype(np.uint8)
+    made = calibrate(run, ood={"near": {"noise": noise}})
+    assert made.ood_score == max(made.ood_aurocs, key=lambda name: made.ood_aurocs[name])
+    assert set(made.ood_aurocs) == set(made.ood_alarms) == set(OOD_SCORES)
+    assert {alarm.samples for alarm in made.ood_alarms.values()} == {150}
+    answers = predict(run, split="test@50")
+    assert (len(answers), answers.ood_score_name) == (50, made.ood_score)
+    assert load_predictor(run).ood_score == made.ood_score
+    assert Calibration.read(Run.open(run)).to_dict() == made.to_dict()
+
+
+def test_a_calibration_of_an_older_version_is_refused(run: Path) -> None:
+    calibrate(run)
+    opened = Run.open(run)
+    tree = opened.store.get_json("calibration.json")
+    del tree["ood_alarms"]
+    opened.update_info({"calibration_digest": opened.store.put_json("calibration.json", tree)})
+    with pytest.raises(StorageError, match=r"lacks the field 'ood_alarms'.*run `plateaux calibrate` again"):
+        predict(run, split="test")
 
 
 def test_losses_before_and_after_calibration_equal_scikit_learn(run: Path) -> None:
@@ -109,9 +196,8 @@ def test_evaluation_on_the_calibration_samples_is_refused(run: Path) -> None:
 
 
 def test_coverage_and_risk_on_other_samples_are_close_to_their_targets(run: Path) -> None:
-    calibrate(
-        run, split="test", fraction=0.5, target_risk=0.05
-    )  # other writers wrote what was trained on: not exchangeable
+    # Other writers wrote what was trained on: not exchangeable. Sets that are never empty cover more.
+    calibrate(run, split="test", fraction=0.5, target_risk=0.05, conformal={"allow_empty": True})
     (found,) = evaluate_calibration(run, exclude_calibration_ids=True)
     name = "ensemble (pool then calibrate)"
     for wanted in (90, 95):
@@ -158,6 +244,7 @@ def test_predictions_without_calibration_are_the_mean_probabilities(tmp_path: Pa
     assert np.array_equal(answers.probability, answers.probabilities.max(1))
     assert answers.prediction_set is None
     assert answers.abstain is None
+    assert answers.is_ood is None
     assert not answers.calibrated
     assert "not calibrated" in answers.remark
     record = answers.to_records()[0]
@@ -194,7 +281,7 @@ def test_predictions_are_equal_in_csv_jsonl_and_npz(run: Path, tmp_path: Path) -
 
 def test_predict_accepts_another_data_set_and_rejects_unknown_options(run: Path, log_lines: list[str]) -> None:
     calibrate(run)
-    assert len(predict(run, split="digits", limit=20)) == 20
+    assert len(predict(run, split="digits@20")) == 20
     with pytest.raises(RecipeError, match="There is no OOD score called 'smoke'"):
         predict(run, split="test", ood_score="smoke")
     with pytest.raises(RecipeError, match=r"calibrated for 0\.1, 0\.05"):

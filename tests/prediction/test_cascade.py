@@ -23,6 +23,7 @@ from plateaux.data.sources import from_tensors
 from plateaux.deploy.predict import predict
 from plateaux.ensembles import cascade as cascades
 from plateaux.ensembles import conformal, selective, temperature
+from plateaux.ensembles.answers import OF_PROBABILITIES, Answers, AnswerSettings
 from plateaux.ensembles.cascade import CascadeOptions
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.evaluator import Evaluator
@@ -79,8 +80,19 @@ def test_the_cascade_and_the_calibration_are_fitted_on_two_halves(run: Path) -> 
     assert value != pytest.approx(temperature.pool_then_calibrate(rest.logits, rest.y).values[0], abs=1e-6)
     log_p = (pooled / value).log_softmax(-1)
     assert torch.allclose(made.log_p(rest.logits), log_p, atol=1e-12)
-    expected = tuple(conformal.fit(made.log_p(rest.logits), rest.y, rest.ids, alpha, "lac") for alpha in (0.1, 0.05))
+    again = made.log_p(rest.logits)
+    expected = tuple(conformal.fit(again, rest.y, rest.ids, alpha, "lac", never_empty=True) for alpha in (0.1, 0.05))
     assert made.sets == expected
+    # The OOD scores of a sample come from the members that were queried for it, and from no others.
+    queried = made.cascade.members_queried(rest.logits).tolist()
+    assert len(set(queried)) > 1
+    for name, alarm in made.ood_alarms.items():
+        rows = [rest.logits[:count, i : i + 1].double() / value for i, count in enumerate(queried)]
+        p = log_p[:, None, None] if name in OF_PROBABILITIES else rows
+        scores = [float(OOD_SCORES[name](row)) for row in p]
+        if name != "mutual_information":  # see tests/ensembles/test_answers.py
+            assert (alarm.mean, alarm.std) == pytest.approx((np.mean(scores), np.std(scores)))
+            assert alarm.threshold == pytest.approx(sorted(scores)[143])  # ceil(151 * 0.95) = 144
     risk = error_probability(made.log_p(rest.logits))
     assert made.threshold == selective.fit(risk, made.log_p(rest.logits).argmax(-1) != rest.y, 0.1)
 
@@ -101,15 +113,13 @@ def test_a_calibration_without_a_cascade_stores_no_cascade(run: Path) -> None:
     made = calibrate(run)
     stored = LocalStore(run).get_json("calibration.json")
     assert list(stored) == [
-        *("split", "fingerprint", "samples", "hashes", "order", "temperatures", "sets", "threshold", "ood_reference")
+        *("split", "fingerprint", "samples", "hashes", "order", "temperatures", "sets", "threshold"),
+        *("ood_score", "ood_alarms", "ood_aurocs"),
     ]
     assert set(LocalStore(run).get_tensors("calibration-ids.safetensors")) == {"ids"}
     assert stored["samples"] == 300
     outputs = outputs_on(run, "validation")
-    for name, (mean, std) in made.ood_reference.items():
-        scores = OOD_SCORES[name](outputs.logits).double().numpy()
-        assert (mean, std) == pytest.approx((scores.mean(), scores.std()))
-    assert set(made.ood_reference) == set(OOD_SCORES)
+    assert set(made.ood_alarms) == set(OOD_SCORES)
     assert made.temperatures["pool then calibrate"] == temperature.pool_then_calibrate(outputs.logits, outputs.y)
     answers = predict(run, split="test")
     assert answers.members_queried is None
@@ -162,10 +172,11 @@ def test_predictions_come_from_the_members_that_were_queried(run: Path, tmp_path
         assert answers.members_queried[i] == count
         scaled = (torch.from_numpy(p).log() / value).softmax(-1)
         assert np.allclose(answers.probabilities[i], scaled.numpy(), atol=1e-9)
-        some = logits[:count, None]
-        assert answers.ood_score[i] == pytest.approx(float(OOD_SCORES["variance"](some)), abs=1e-12)
-        information = float(OOD_SCORES["mutual_information"](some))
-        assert answers.uncertainty.mutual_information[i] == pytest.approx(information, abs=1e-12)
+        members = logits[:count, None] / value
+        assert answers.ood_score[i] == pytest.approx(float(OOD_SCORES["variance"](members)), abs=1e-12)
+        assert answers.uncertainty.entropy[i] == pytest.approx(float(-(scaled * scaled.log()).sum()), abs=1e-9)
+        alone = Answers(AnswerSettings(temperatures=made.temperatures["pool then calibrate"]))(logits[:count, None])
+        assert answers.uncertainty.mutual_information[i] == pytest.approx(float(alone[4]), abs=1e-12)
     assert np.array_equal(answers.prediction_set, made.sets[0].sets(made.log_p(outputs.logits), outputs.ids))
     for suffix in (".csv", ".jsonl", ".npz"):
         answers.write(tmp_path / f"a{suffix}")

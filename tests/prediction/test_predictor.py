@@ -63,7 +63,10 @@ def test_a_predictor_gives_the_answers_of_predict_and_of_the_ensemble(run: Path,
     assert found.prediction_set_names is not None
     sets = [set(row) for row in found.prediction_set_names]
     assert sets == [{str(n) for n in np.flatnonzero(row)} for row in found.prediction_set]
-    assert all(row[0] == name for row, name in zip(found.prediction_set_names, found.label_name, strict=True) if row)
+    assert all(row[0] == name for row, name in zip(found.prediction_set_names, found.label_name, strict=True))
+    assert found.is_ood is not None
+    assert 0 < int(found.is_ood.sum()) < 599
+    assert int((found.is_ood != expected.is_ood).sum()) <= 1
 
 
 def test_an_uncalibrated_run_gives_the_mean_probability_and_a_remark(uncalibrated: Path, images: torch.Tensor) -> None:
@@ -138,7 +141,7 @@ def test_sets_randomized_by_id_are_left_out_and_deterministic_ones_are_not(
     assert "randomized by sample id" in found.remark
     assert any("--no-randomized" in line for line in log_lines)
     assert predict(tmp_path / "run", split="test").prediction_set is not None
-    calibrate(tmp_path / "run", conformal="aps", randomized=False)
+    calibrate(tmp_path / "run", conformal={"kind": "aps", "randomized": False})
     found = load_predictor(tmp_path / "run", alpha=0.05)(images)
     assert found.prediction_set is not None
     assert found.prediction_set.any(1).all()

@@ -101,7 +101,7 @@ def test_an_image_file_gets_a_readable_answer(
             (found,) = json.loads(answer)["predictions"]
             assert found["label_name"] == record["label_name"]
             assert found["prediction_set"] == record["prediction_set"]
-            assert found["abstain"] == record["abstain"]
+            assert (found["abstain"], found["is_ood"]) == (record["abstain"], record["is_ood"])
             assert found["ood_score"] == pytest.approx(record["ood_score"], abs=1e-5)
             assert found["probabilities"] == pytest.approx(record["probabilities"], abs=1e-5)
             assert headers["x-request-id"]
@@ -166,11 +166,11 @@ def test_the_server_offers_metadata_health_metrics_and_a_page(server: RunningSer
     model = json.loads(ask(server.url, "/v2/models/digits")[2])
     assert [item["name"] for item in model["inputs"]] == ["x", "image"]
     assert model["inputs"][0] == {"name": "x", "datatype": "FP32", "shape": [-1, 1, 8, 8]}
-    assert {item["name"] for item in model["outputs"]} >= {"label", "ood_score", "prediction_set", "abstain"}
+    assert {item["name"] for item in model["outputs"]} >= {"label", "ood_score", "is_ood", "prediction_set", "abstain"}
     assert json.loads(ask(server.url, "/v2")[2])["name"] == "plateaux"
     infer(server.url, np.zeros((2, 1, 8, 8)))
     metrics = ask(server.url, "/metrics")[2].decode()
-    for name in ("requests_total", "request_seconds_bucket", "batch_rows_sum", "predictions_total", "ood_score_mean"):
+    for name in ("requests_total", "request_seconds_bucket", "batch_rows_sum", "predictions_total", "ood_total"):
         assert f"plateaux_{name}" in metrics, name
     status, headers, page = ask(server.url, "/")
     assert status == 200
@@ -391,9 +391,10 @@ def test_a_cascade_reports_members_queried_and_the_scores_of_its_calibration(tmp
         metrics = ask(server.url, "/metrics")[2].decode()
         values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
         assert float(values["plateaux_members_queried_total"]) == sum(queried)
-        assert made.manifest.reference is not None
-        assert float(values["plateaux_ood_score_reference_mean"]) == pytest.approx(made.manifest.reference.mean)
-        assert float(values["plateaux_ood_score_reference_std"]) == pytest.approx(made.manifest.reference.std)
+        assert made.manifest.calibration is not None
+        alarm = made.manifest.calibration.alarm
+        assert float(values["plateaux_ood_score_reference_mean"]) == pytest.approx(alarm.mean)
+        assert float(values["plateaux_ood_score_reference_std"]) == pytest.approx(alarm.std)
         page = ask(server.url, "/")[2].decode()
         assert "members queried, mean" in page
 

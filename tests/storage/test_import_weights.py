@@ -233,6 +233,16 @@ def test_the_command_imports_a_pattern_with_renamed_entries(tmp_path: Path) -> N
     assert "write OLD=NEW" in result.output
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
+def test_weights_of_another_kind_of_numbers_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    weights = network(0).state_dict()
+    torch.save({**weights, "0.weight": weights["0.weight"].to(dtype)}, tmp_path / "a.pt")
+    with pytest.raises(RecipeError, match="have another shape or kind of numbers"):
+        import_files(tmp_path / "run", [tmp_path / "a.pt"])
+    torch.save({name: tensor.half() for name, tensor in weights.items()}, tmp_path / "b.pt")
+    assert import_files(tmp_path / "run", [tmp_path / "b.pt"]).weights(0)["0.weight"].dtype == torch.float32
+
+
 def _saved(folder: Path, seeds: tuple[int, ...]) -> list[Path]:
     for seed in seeds:
         torch.save(network(seed).state_dict(), folder / f"{seed}.pt")

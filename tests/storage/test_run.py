@@ -12,6 +12,7 @@ import pytest
 import torch
 from cases import NO_DATA, blobs, weight_files, weights_path
 
+import plateaux
 from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, StorageError
@@ -48,6 +49,18 @@ def copy(folder: Path, to: Path) -> Path:
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         (to / name).write_bytes(content)
     return to
+
+
+@pytest.mark.parametrize("source", ["another member", "another run"])
+def test_the_folder_of_another_member_is_refused(source: str, trained: Path, tmp_path: Path) -> None:
+    run = copy(trained, tmp_path / "run")
+    other = train(RECIPE, tmp_path / "other").store.root / "members" / "1" if source == "another run" else None
+    copy(Path(str(other)) if other else run / "members" / "0", run / "members" / "1")
+    with pytest.raises(RunError, match="is not of member 1 of this run: the folder was copied"):
+        plateaux.evaluate(run)
+    with pytest.raises(RunError, match="is not of member 1"):
+        plateaux.load_predictor(run)
+    assert Run.open(copy(trained, tmp_path / "moved")).progress(1).finished
 
 
 def test_a_run_folder_has_the_documented_files(trained: Path) -> None:
@@ -130,7 +143,9 @@ def test_executor_and_run_settings_do_not_make_another_recipe(
 
 def test_other_data_with_the_same_recipe_are_rejected(tmp_path: Path) -> None:
     Run.begin(tmp_path, Experiment(RECIPE), RunInfo(DataInfo.from_splits(numbers())))
-    Run.begin(tmp_path, Experiment(RECIPE), RunInfo(DataInfo.from_splits(numbers())))
+    run = Run.begin(tmp_path, Experiment(RECIPE), RunInfo(DataInfo.from_splits(numbers())))
+    with write_member(run, 0) as writer:
+        writer.commit(MemberProgress(epoch=1))
     with pytest.raises(RunError) as error:
         Run.begin(tmp_path, Experiment(RECIPE), RunInfo(DataInfo.from_splits(numbers(1.0))))
     assert (
@@ -230,6 +245,7 @@ def test_progress_cannot_name_files_outside_the_run(tmp_path: Path) -> None:
         "members/0/progress.json",
         asdict(
             MemberProgress(
+                member=f"{run.info.id}/0",
                 weights="../secret.safetensors",
                 log_parts=("/etc/passwd",),
                 digests={"../secret.safetensors": "sha256:6:0", "/etc/passwd": "sha256:1:0"},
@@ -284,9 +300,9 @@ def test_run_info_is_read_back_and_keeps_the_stored_keys(tmp_path: Path) -> None
     data = replace(NO_DATA.data, shape=(3, 2), labels=("a", "b"), unlabeled=UnlabeledInfo("more", "ab", (1, 4)))
     info = RunInfo(data, imported_from=("a.safetensors",), autotune=AutotuneInfo(scoring_batch=7))
     run = Run.begin(tmp_path, Experiment(RECIPE), info)
-    assert Run.open(tmp_path).info == info
+    assert Run.open(tmp_path).info == run.info == replace(info, id=run.info.id)
     tree = run.store.get_json("run.json")
-    assert list(tree) == ["format", "data", "imported_from", "autotune", "recipe_digest", "members"]
+    assert list(tree) == ["format", "data", "id", "imported_from", "autotune", "recipe_digest", "members"]
     assert tree["data"] == {
         "name": "none", "classes": 2, "shape": [3, 2], "mean": [], "std": [], "labels": ["a", "b"],
         "train": {"samples": 0, "fingerprint": ""}, "test": {"samples": 0, "fingerprint": ""},

@@ -37,6 +37,15 @@ def files(store: LocalStore) -> set[str]:
     return {path.relative_to(store.root).as_posix() for path in store.root.rglob("*") if path.is_file()}
 
 
+def test_all_files_have_the_mode_that_the_umask_gives(store: LocalStore) -> None:
+    store.put("a.json", b"{}")
+    store.put_tensors("b.safetensors", {"w": torch.zeros(2)})
+    plain = store.root / "plain"
+    plain.touch()
+    modes = {stat.S_IMODE((store.root / name).stat().st_mode) for name in ("a.json", "b.safetensors", "plain")}
+    assert modes == {stat.S_IMODE(plain.stat().st_mode)}
+
+
 def test_an_object_can_be_written_and_read(store: LocalStore) -> None:
     store.put("a/b/c.bin", b"\x00one")
     store.put("a/b/c.bin", b"two")

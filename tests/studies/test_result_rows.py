@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import recipe, weights_path
+from cases import recipe, rewrite, weights_path
 
 from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.optim.sam import plain_gradient, sam
-from plateaux.storage.local_store import LocalStore
 from plateaux.storage.member_writer import write_member
 from plateaux.storage.run import Run
 from plateaux.studies.result_rows import COSTS, ResultRow, cost_rows, read_results, results_from_run, results_from_study
@@ -161,8 +160,7 @@ def test_costs_of_an_untrusted_method_are_unknown(run: Run, tmp_path: Path) -> N
     root = Path(shutil.copytree(run.store.root, tmp_path / "run"))
     recipe = run.recipe.to_dict()
     untrusted = Recipe.from_dict({**recipe, "method": {**recipe["method"], "name": "os:remove"}})
-    digest = LocalStore(root).put("recipe.toml", untrusted.to_toml().encode())
-    Run.open(root, check_recipe=False).update_info({"recipe_digest": digest})
+    rewrite(replace(Run.open(root), experiment=Experiment(untrusted)))
     assert cost_rows(Run.open(root)) == {}
 
 

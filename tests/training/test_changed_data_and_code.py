@@ -18,8 +18,10 @@ from typer.testing import CliRunner
 import plateaux
 from plateaux.cli.main import app
 from plateaux.config.code import source_hash
-from plateaux.core.errors import RunError
-from plateaux.data.sources import DatasetSource, DataSplits, from_dataset
+from plateaux.core.errors import DataError, RunError
+from plateaux.data.data_check import SAMPLED_INPUTS
+from plateaux.data.samples import sample_ids
+from plateaux.data.sources import HASHED_SAMPLES, DatasetSource, DataSplits, from_dataset
 from plateaux.storage.run import Run
 
 
@@ -75,6 +77,16 @@ class Scaled(nn.Linear):
 class Doubled(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return 2 * super().forward(input)
+
+
+class Damaged(Rows):
+    """A data set with one sample that cannot be read, which the checks do not read."""
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        read = {*sample_ids(self.n, SAMPLED_INPUTS).tolist(), *sample_ids(self.n, HASHED_SAMPLES).tolist()}
+        if i == min(set(range(self.n)) - read):
+            raise OSError("the file is truncated")
+        return super().__getitem__(i)
 
 
 CHOSEN: dict[str, type[nn.Linear]] = {"class": Scaled}
@@ -222,3 +234,13 @@ def test_the_command_line_has_the_option_accept_changes(tmp_path: Path) -> None:
     assert refused.exit_code == 4
     assert CliRunner().invoke(app, [*arguments, "--accept-changes"]).exit_code == 0
     assert len(Run.open(tmp_path / "run").info.accepted_changes) == 1
+
+
+def test_data_may_change_until_a_member_has_trained_an_epoch(tmp_path: Path) -> None:
+    """After an unreadable sample was removed, as its message says, the same folder can be used."""
+    with pytest.raises(DataError, match="the file is truncated"):
+        train(tmp_path, Damaged())
+    run = train(tmp_path, Rows(63))
+    assert (run.info.data.train.samples, run.info.accepted_changes) == (63, ())
+    with pytest.raises(RunError, match="was trained on other data"):
+        train(tmp_path, Rows(62))

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import plateaux
 from plateaux.cli.main import app
 from plateaux.errors import PlateauxError
+from plateaux.training.fit_arrays import build_recipe
 
 FAST: dict[str, Any] = {"model": {"hidden_sizes": [8]}, "executor": {"threads": 1}}
 
@@ -88,6 +89,23 @@ def test_the_recipe_has_the_documented_defaults(tmp_path: Path) -> None:
     run = fit(tmp_path / "other", settings={**FAST, "optimizer": {"name": "SGD", "momentum": 0.9}})
     assert run.recipe.optimizer.options == {"momentum": 0.9}
     assert (run.recipe.optimizer.lr, run.recipe.optimizer.weight_decay) == (0.1, 0.0)
+
+
+@pytest.mark.parametrize(("samples", "size"), [(9_999, 32), (10_000, 128)])
+def test_batches_are_larger_from_ten_thousand_training_samples_on(samples: int, size: int) -> None:
+    x, y = torch.zeros(samples, 1), torch.arange(samples) % 2
+    data = plateaux.from_tensors((x, y), (x[:2], y[:2]), classes=2)
+    recipe = build_recipe(data, "mlp", members=1, method="sam", epochs=1, seed=0, settings={})
+    assert recipe.data.batch_size == size
+
+
+def test_the_test_samples_may_share_memory_with_the_training_samples(tmp_path: Path) -> None:
+    x, y = blobs()
+    x = x.astype(np.float32)
+    run = fit(tmp_path / "run", test=(x[:50], y[:50]))
+    stored = safetensors.torch.load_file(tmp_path / "run" / "data.safetensors")
+    assert torch.equal(stored["x_test"], stored["x_train"][:50])
+    assert_equal_weights(run, fit(tmp_path / "copy", test=(x[:50].copy(), y[:50].copy())))
 
 
 @pytest.mark.process

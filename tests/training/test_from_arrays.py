@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from scipy.sparse import csr_array
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import plateaux
 from plateaux.core.errors import DataError
@@ -135,6 +136,12 @@ def test_large_arrays_are_not_stored(monkeypatch: pytest.MonkeyPatch, caplog: py
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        (
+            {"x": DataLoader(TensorDataset(torch.zeros(8, 2), torch.zeros(8)))},
+            "x is a DataLoader, .* give its data set",
+        ),
+        ({"x": iter([(X[0], 0)])}, "x is a list_iterator, which can be read only once"),
+        ({"x": csr_array(np.eye(8)), "y": np.arange(8) % 2}, r"x is a sparse matrix of scipy.* x\.toarray\(\)"),
         ({"x": X}, "x is a ndarray without labels"),
         ({"x": {"a": X}}, "x is a dict without labels"),
         ({"x": X, "y": Y[:-1]}, "x has 20 samples, but y has 19 labels"),

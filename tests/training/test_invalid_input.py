@@ -7,6 +7,7 @@ import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,21 @@ def on_demand(x: Any = X, y: Any = Y, **options: Any) -> DataSplits:
     return from_dataset(Samples(x, y), Samples(x, y), **{"classes": CLASSES, "shape": (4,), **options})
 
 
+class Named(nn.Linear):
+    """Returns a dict, as some networks of libraries do."""
+
+    def __init__(self) -> None:
+        super().__init__(4, CLASSES)
+
+    def forward(self, input: Tensor) -> Any:
+        return {"logits": super().forward(input)}
+
+
+def squared(outputs: Tensor, batch: Any) -> Tensor:
+    """A loss of a regression."""
+    return (outputs[:, :, 0] - batch.y.flatten(1)[:, 0]) ** 2
+
+
 def changed(values: Tensor, index: int, value: float) -> Tensor:
     values = values.clone()
     values[index] = value
@@ -108,17 +124,39 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "too few classes": ({"data": lambda: tensors(classes=2)}, "set classes to at least 3"),
     "float labels": (
         {"data": lambda: tensors(y=Y.float())},
-        r"labels of 'tensors' are float32 of shape \[32\]\. Expected: integer .* The usual cause .* y\.long\(\)",
+        r"labels of 'tensors' are float32 of shape \[32\]\. Expected: integer .* Regression is not .* y\.long\(\)",
     ),
     "float labels in a Dataset": (
         {"data": lambda: on_demand(y=Y.float())},
-        r"labels of 'Samples' are float32 of shape \[32\]\. Expected: integer .* The usual cause",
+        r"labels of 'Samples.train' are float32 of shape \[32\]\. Expected: integer .* Regression is not supported",
     ),
     "one-hot labels": (
         {"data": lambda: tensors(y=nn.functional.one_hot(Y))},
-        r"int64 of shape \[32, 3\]: they are one-hot\. Expected: integer .* y\.argmax\(1\)",
+        r"int64 of shape \[32, 3\]\. Expected: integer .* one-hot: use y\.argmax\(1\)",
     ),
-    "one-hot float labels": ({"data": lambda: tensors(y=nn.functional.one_hot(Y).float())}, "they are one-hot"),
+    "one-hot float labels": ({"data": lambda: tensors(y=nn.functional.one_hot(Y).float())}, "seem to be one-hot"),
+    "targets of a regression": (
+        {"data": lambda: tensors(y=X.sum(1), classes=1), "loss": squared},
+        "Expected: at least 2 classes. Regression is not supported yet",
+    ),
+    "mean and log-variance": (
+        {"data": lambda: tensors(y=X.sum(1), classes=2), "loss": squared},
+        "float32 of shape .*Regression is not supported yet",
+    ),
+    "multi-label targets": (
+        {"data": lambda: tensors(y=(X[:, :3] > 0).float()), "loss": squared},
+        "Multi-label classification is not supported yet",
+    ),
+    "labels of tokens": ({"data": lambda: tensors(y=Y[:, None].expand(-1, 5)), "loss": squared}, "for each token"),
+    "masks": ({"data": lambda: tensors(y=Y[:, None, None].expand(-1, 5, 5)), "loss": squared}, "segmentation"),
+    "other outputs with a custom loss": (
+        {"model": lambda: nn.Linear(4, CLASSES + 1), "loss": squared},
+        r"returned outputs of shape \[2, 4\] for 2 samples\. Expected: \[2, 3\]",
+    ),
+    "a network that returns a dict": (
+        {"model": Named},
+        r"Named returned a dict\. Expected: a tensor of logits .* Wrap",
+    ),
     "a single class": (
         {"data": lambda: tensors(y=torch.zeros_like(Y))},
         r"All 32 training labels .* have the value 0\. Expected: at least 2 classes\. The usual cause is .* sorted",
@@ -227,11 +265,38 @@ def test_scaled_floats_with_their_own_mean_are_not_warned_about(tmp_path: Path) 
         train(tmp_path, lambda: replace(tensors(x=X * 255), mean=(0.0,), std=(255.0,)))
 
 
-def test_a_custom_loss_may_have_other_labels(tmp_path: Path) -> None:
-    def squared(outputs: Tensor, batch: Any) -> Tensor:
-        return (outputs[:, :, 0] - batch.y[None]) ** 2
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [({"dtype": "float32", "shape": []}, 2), ({"dtype": "int64", "shape": [3]}, 3), ({}, 1)],
+    ids=["regression", "multi-label", "one output"],
+)
+def test_a_stored_run_whose_labels_are_no_classes_is_refused_everywhere(
+    labels: dict[str, Any], classes: int, tmp_path: Path
+) -> None:
+    """Runs of older versions, which answered probability 1.0, or a softmax over targets that are no classes."""
+    run = train(tmp_path / "run", lambda: tensors())
+    tree = run.store.get_json("run.json")
+    tree["inputs"]["labels"] |= labels
+    tree["data"]["classes"] = classes
+    run.store.put_json("run.json", tree)
+    opened = plateaux.open_run(tmp_path / "run", data=tensors(), model=linear)
+    for use in (
+        plateaux.evaluate,
+        plateaux.load_predictor,
+        plateaux.calibrate,
+        plateaux.probe_landscape,
+        partial(plateaux.export, out=tmp_path / "bundle"),
+        partial(plateaux.predict, split="test"),
+    ):
+        with pytest.raises(RunError, match=r"are not classes .* Only classification is supported"):
+            use(opened)  # type: ignore[operator]
 
-    assert train(tmp_path, lambda: tensors(y=X.sum(1), classes=1), loss=squared).progress(0).finished
+
+def test_evaluation_data_with_other_labels_than_classes_are_refused(tmp_path: Path) -> None:
+    run = train(tmp_path, lambda: tensors())
+    for data in (tensors(y=Y + 0.5), tensors(y=nn.functional.one_hot(Y))):
+        with pytest.raises(DataError, match=r"Expected: integer class numbers of shape \[N\]"):
+            plateaux.evaluate(plateaux.open_run(run, data=data, model=linear))
 
 
 def test_a_network_that_handles_missing_values_is_trained(tmp_path: Path) -> None:

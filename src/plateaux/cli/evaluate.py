@@ -163,6 +163,14 @@ def calibrate(
     randomized: Annotated[
         bool, typer.Option(help="Randomize sets of aps and raps by sample id: smaller, but none for new inputs.")
     ] = True,
+    allow_empty: Annotated[
+        bool, typer.Option(help="The smallest sets, which need not contain the predicted label.")
+    ] = False,
+    ood_false_alarms: Annotated[float, typer.Option(help="The rate of false OOD alarms (is_ood).")] = 0.05,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(help="OOD samples to choose the OOD score on: near=cifar100,./photos; near alone: of OpenOOD."),
+    ] = None,
     target_risk: Annotated[
         float, typer.Option(help="The error rate allowed among samples that are not rejected.")
     ] = 0.05,
@@ -195,21 +203,26 @@ def calibrate(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Calibrate a run on held-out samples: temperatures, conformal sets, a rejection threshold.
+    """Calibrate a run on held-out samples: temperatures, conformal sets, a rejection threshold, an OOD alarm.
 
     In Python: `plateaux.calibrate("runs/demo", split="validation")`
     """
+    from plateaux.evaluation.ood import parse_ood_suites
     from plateaux.prediction.cascade_fit import describe_cascade
 
+    opened = plateaux.open_run(run, trust=trust or ())
+    suites = parse_ood_suites(ood, opened.info.data.name)[0] if ood else {}
+    if wrong := set(suites) - {"near"}:
+        raise RecipeError(f"--ood {min(wrong)}=...: the OOD score is chosen on one suite; name its sets as near=A,B")
     settings = _cascade_settings(max_harm, confidence, stages, unlabeled=unlabeled, cascade=cascade)
     with progress_bar("calibrating") as progress:
         calibration = plateaux.calibrate(
-            plateaux.open_run(run, trust=trust or ()),
+            opened,
             split=split,
             fraction=fraction,
             alphas=alpha or (0.1, 0.05),
-            conformal=conformal,
-            randomized=randomized,
+            conformal={"kind": conformal, "randomized": randomized, "allow_empty": allow_empty},
+            ood={"false_alarms": ood_false_alarms, **suites},
             target_risk=target_risk,
             bound=bound,
             order="pool then calibrate" if order == "pool" else "calibrate then pool",
@@ -223,6 +236,8 @@ def calibrate(
         answered = "rejects every sample" if threshold.at is None else f"accepts {100 * threshold.coverage:.1f} %"
         confidence = f"with {100 * (1 - threshold.delta):g} % confidence"
         guarantee = "not guaranteed" if threshold.bound == "none" else confidence
+        score, alarm = calibration.ood_score, calibration.ood_alarms[calibration.ood_score]
+        auroc = f", chosen by AUROC {calibration.ood_aurocs[score]:.3f}" if calibration.ood_aurocs else ""
         values = [", ".join(f"{v:.3f}" for v in fitted.values) for fitted in calibration.temperatures.values()]
         return [
             f"fitted on {len(calibration.ids):,} {calibration.split} samples",
@@ -232,6 +247,7 @@ def calibrate(
                 for fitted in calibration.sets
             ),
             f"at a target risk of {100 * threshold.risk:g} % ({guarantee}) the ensemble {answered}",
+            alarm.remark or f"OOD alarm: {score} above {alarm.threshold:.4g}{auroc}; {alarm.describe()}",
             *([] if calibration.cascade is None else [describe_cascade(calibration.cascade)]),
         ]
 

@@ -13,8 +13,11 @@ from plateaux.core.formatting import format_size
 def export(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder or its URL.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the bundle; it must be empty.")],
-    ood_score: Annotated[str, typer.Option(help="The OOD score to compute.")] = "max_probability",
+    ood_score: Annotated[
+        str | None, typer.Option(help="The OOD score to compute; by default that of the calibration.")
+    ] = None,
     alpha: Annotated[float | None, typer.Option(help="Which of the fitted conformal sets to return.")] = None,
+    raw: Annotated[bool, typer.Option(help="Also compute the answers without the calibration.")] = False,
     license: Annotated[str, typer.Option(help="The license of the weights, such as CC-BY-4.0.")] = "",
     golden: Annotated[
         Literal["test", "random"], typer.Option(help="Store test samples or random inputs for the check at load.")
@@ -29,8 +32,8 @@ def export(
     """
     with progress_bar("exporting", "percent") as progress:
         bundle = plateaux.export(
-            plateaux.open_run(model, trust=trust or ()), out, ood_score=ood_score, alpha=alpha, license=license,
-            golden=golden, intended_use=intended_use, progress=progress,
+            plateaux.open_run(model, trust=trust or ()), out, ood_score=ood_score, alpha=alpha, raw=raw,
+            license=license, golden=golden, intended_use=intended_use, progress=progress,
         )  # fmt: skip
     manifest = bundle.manifest
     size = sum(record.bytes for record in manifest.files.values())

@@ -31,7 +31,10 @@ def predict(
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Instead of inputs: test, validation, train, corrupted:KIND:SEVERITY, or another dataset."),
+        typer.Option(
+            help="Instead of inputs: test, validation, train, corrupted:KIND:SEVERITY, or another dataset; test@N: the "
+            "first N."
+        ),
     ] = None,
     columns: Annotated[
         str | None, typer.Option(help="Columns of tables, or arrays of .npz files, with the inputs, with commas.")
@@ -41,11 +44,11 @@ def predict(
     address: Annotated[str | None, typer.Option(help="Address of the Ray cluster; by default a new one here.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a process.")] = None,
     ood_score: Annotated[
-        str | None, typer.Option(help="The OOD score to compute; by default max_probability, or that of the bundle.")
+        str | None, typer.Option(help="The OOD score to compute; by default that of the calibration or the bundle.")
     ] = None,
     alpha: Annotated[float | None, typer.Option(help="Which of the fitted conformal sets to write.")] = None,
+    raw: Annotated[bool, typer.Option(help="Also write the answers without the calibration.")] = False,
     members: Members = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N samples of a split.")] = None,
     cache_logits: CacheLogits = "float32",
     trust: Trust = None,
     device: Device = None,
@@ -76,8 +79,8 @@ def predict(
             split=split,
             ood_score=ood_score,
             alpha=alpha,
+            raw=raw,
             members=parse_numbers(members),
-            limit=limit,
             device=device,
             cache_logits=cache_logits,
             batch={name: value for name, value in settings.items() if value},
@@ -87,6 +90,8 @@ def predict(
         text = f"{out}: {len(found):,} predictions"
         if found.abstain is not None:
             text += f", {int(found.abstain.sum()):,} of them rejected (abstain)"
+        if found.is_ood is not None:
+            text += f", {int(found.is_ood.sum()):,} out of distribution (is_ood)"
         if found.members_queried is not None:
             text += f", {found.members_queried.mean():.2f} members queried on average"
         print_result(as_json, {"file": str(out), "predictions": len(found)}, lambda: [text])

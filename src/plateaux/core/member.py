@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from plateaux.core import tensor_tree
+from plateaux.core.errors import RecipeError
 from plateaux.core.types import Inputs, TensorTree
 
 Forward = Callable[[], AbstractContextManager[Any]]
@@ -56,7 +57,13 @@ class MemberModule:
             else:
                 args, kwargs = _arguments(x)
                 out = self.module(*args, **kwargs)
-        return out if isinstance(out, Tensor) else out.logits
+        logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+        if not isinstance(logits, Tensor):
+            raise RecipeError(
+                f"The model {type(self.module).__name__} returned a {type(out).__name__}. Expected: a tensor of logits "
+                "[B, C], or an object with the attribute logits. Wrap it in a module that returns the logits alone"
+            )
+        return logits
 
     def call_preserving_buffers(self, x: Inputs) -> Tensor:
         """Return the output without updating buffers, such as the running statistics of BatchNorm."""

@@ -13,6 +13,7 @@ from pydantic import Field
 
 MAX_COUNT = 2**31 - 1
 MAX_SIZE = 1_000_000
+MAX_DEPTH = 2_000
 MAX_NUMBER = 1e30  # far below the largest float32
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -20,7 +21,9 @@ Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 """A number of something that may be absent."""
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
-"""A width, a depth, or a number of pixels, at least 1."""
+"""A width, or a number of pixels, at least 1."""
+Depth = Annotated[int, Field(ge=1, le=MAX_DEPTH)]
+"""A number of layers or blocks, at least 1: building a module for each takes time."""
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 """The seed of random choices."""
 Fraction = Annotated[float, Field(ge=0, le=1)]

@@ -67,6 +67,8 @@ def to_tensor(values: Any, what: str = "The value") -> Tensor:
     """Return a tensor, or a NumPy array or list of numbers as a tensor; memory is shared where possible."""
     if isinstance(values, Tensor):
         return values
+    if type(values).__module__.startswith("scipy.sparse"):
+        raise DataError(f"{what} is a sparse matrix of scipy. Expected: a dense array: {what}.toarray()")
     try:
         array = np.asarray(values)
         shared = np.require(array, requirements=["C", "W"]).reshape(array.shape)  # torch needs writable memory

@@ -17,7 +17,7 @@ from plateaux.core.errors import DataError
 from plateaux.core.types import Inputs, derive_seed
 from plateaux.data.augment import normalize
 from plateaux.data.data_summary import DataSummary, TensorSummary
-from plateaux.data.samples import check_label_range, label_hint, sample_ids
+from plateaux.data.samples import check_label_range, label_hint, label_problem, sample_ids
 from plateaux.data.sources import DataSplits, InMemorySource, Source
 
 SAMPLED_INPUTS = 32  # of a source that is not in memory
@@ -44,11 +44,8 @@ class _Examined:
     is_complete: bool
 
 
-def check_data(data: DataSplits, *, custom_loss: bool = False) -> DataCheck:
-    """Raise DataError if a model cannot be trained on these samples, and describe them otherwise.
-
-    With a custom loss, labels may be anything; only integers are still class numbers.
-    """
+def check_data(data: DataSplits) -> DataCheck:
+    """Raise DataError if a model cannot be trained on these samples, and describe them otherwise."""
     if not len(data.train):
         raise DataError(
             f"The training set of {data.name!r} is empty. Expected: at least one sample. The usual cause is a filter "
@@ -58,18 +55,12 @@ def check_data(data: DataSplits, *, custom_loss: bool = False) -> DataCheck:
     splits = {"train": train, **({"test": _examine(data.test)} if len(data.test) else {})}
     for split, examined in splits.items():
         _check_shape(examined, split, data)
-        if not custom_loss:
-            _check_labels(examined, split, data)
+        _check_labels(examined, split, data)
     if "test" in splits:
         _check_alike(train, splits["test"])
-    found = None
-    if train.y.ndim == 1 and not train.y.is_floating_point():
-        found = len(torch.unique(train.y))
+    found = len(torch.unique(train.y))
     inputs = {name: _summarize(values) for name, values in train.x.items()}
-    remarks = [
-        _warn_of_range(train, inputs.get("x"), data),
-        None if custom_loss else _check_classes(found, train, data),
-    ]
+    remarks = [_warn_of_range(train, inputs.get("x"), data), _check_classes(found, train, data)]
     summary = DataSummary(inputs, _summarize(train.y), data.classes, found, len(train.ids), len(train.y))
     return DataCheck(summary, tuple(remark for remark in remarks if remark), _nonfinite_ids(train, inputs))
 
@@ -88,7 +79,7 @@ def check_evaluation_data(data: DataSplits, shape: Sequence[int], classes: int) 
         if isinstance(source, InMemorySource) and len(source):
             examined = _examine(source)
             _check_shape(examined, split, data)
-            check_label_range(examined.y, range(len(source)), data.classes, f"{data.name}.{split}")
+            _check_labels(examined, split, data)
 
 
 def check_columns(data: DataSplits, columns: Sequence[str]) -> None:
@@ -157,44 +148,31 @@ def _show(kinds: Mapping[str, str]) -> str:
 
 
 def _check_labels(examined: _Examined, split: str, data: DataSplits) -> None:
-    y, expected = examined.y, f"integer class numbers of shape [N], from 0 to {data.classes - 1}"
-    found = f"The {split} labels of {data.name!r} are {str(y.dtype).removeprefix('torch.')} of shape {list(y.shape)}"
-    if y.ndim == 2 and y.shape[1] == data.classes and _is_one_hot(y):
-        raise DataError(f"{found}: they are one-hot. Expected: {expected}. Convert them: y.argmax(1)")
-    if y.is_floating_point() or y.is_complex():
+    y, name = examined.y, f"{split} labels of {data.name!r}"
+    if data.classes < 2:
         raise DataError(
-            f"{found}. Expected: {expected}. The usual cause is an array that was read as float: convert it with "
-            "y.long(). For other labels than classes, such as those of a regression, pass your own loss: "
-            "plateaux.train(..., loss=my_loss)"
+            f"{data.name!r} has classes = {data.classes}. Expected: at least 2 classes. Regression is not supported yet"
         )
-    if y.ndim != 1:
-        return  # one label per token: the check of the model runs the loss on them
+    if problem := label_problem(y):
+        raise DataError(f"The {name} are {problem}")
     low, high = (int(value) for value in y.aminmax())
     if not examined.is_complete:
         check_label_range(y, examined.ids.tolist(), data.classes, f"{data.name} ({split})")
     if low < 0 or high >= data.classes:
         outside = int(((y < 0) | (y >= data.classes)).sum())
         raise DataError(
-            f"{outside:,} of {len(y):,} {split} labels of {data.name!r} are outside 0 to {data.classes - 1}: labels "
-            f"range from {low} to {high}. Expected: {expected}. {label_hint(low, high, data.classes)}"
+            f"{outside:,} of {len(y):,} {name} are outside 0 to {data.classes - 1}: labels range from {low} to {high}. "
+            f"Expected: integer class numbers of shape [N], from 0 to {data.classes - 1}. "
+            f"{label_hint(low, high, data.classes)}"
         )
 
 
-def _is_one_hot(y: Tensor) -> bool:
-    return bool((((y == 0) | (y == 1)).all(1) & (y.sum(1) == 1)).all())
-
-
-def _check_classes(found: int | None, train: _Examined, data: DataSplits) -> str | None:
+def _check_classes(found: int, train: _Examined, data: DataSplits) -> str | None:
     """Raise DataError if there is only one class; return a warning if only one is among the sampled labels."""
     cause = (
         "The usual cause is a data set that is sorted by class, of which a limit or a slice keeps the first samples: "
         "shuffle it first"
     )
-    if data.classes < 2:
-        raise DataError(
-            f"{data.name!r} has classes = {data.classes}. Expected: at least 2 classes. For a regression, pass your "
-            "own loss: plateaux.train(..., loss=my_loss)"
-        )
     if found != 1 or (len(train.y) < MIN_FOR_CLASSES and not train.is_complete):
         return None
     text = f"labels of {data.name!r} have the value {int(train.y[0])}"

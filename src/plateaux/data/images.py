@@ -19,6 +19,9 @@ MAX_PIXELS = 89_478_485  # of an image file: Pillow's own limit, above which it 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}  # of image files
 GRAY_MODES = ("1", "L", "LA", "La", "I", "F")  # of Pillow
 SIXTEEN_BITS = "I;16"  # and I;16B, I;16L, I;16N
+EXIF_ORIENTATION = 0x0112
+EXIF_TURNS = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 
+              7: "TRANSVERSE", 8: "ROTATE_90"}  # fmt: skip
 
 Pixels = NDArray[np.uint8]
 
@@ -41,9 +44,10 @@ def has_color(source: Path | bytes, *, name: str) -> bool:
 def to_pixels(image: Any, *, size: int | ImageSize | None = None, channels: int = 3, name: str = "The image") -> Pixels:
     """Convert a Pillow image to uint8 `[channels, H, W]`: grayscale for 1 channel, RGB for 3, RGBA for 4.
 
-    With a number as `size`, the shorter side is resized to it and the center square is cropped.
+    Its EXIF orientation is applied. With a number as `size`, the shorter side is resized to it and the center square is
+    cropped.
     """
-    image = to_eight_bits(image, name=name).convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
+    image = to_eight_bits(upright(image), name=name).convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
     if isinstance(size, ImageSize):
         image = _process(image, size)
     elif size is not None and image.size != (size, size):
@@ -55,6 +59,16 @@ def to_pixels(image: Any, *, size: int | ImageSize | None = None, channels: int 
         image = image.crop((left, top, left + size, top + size))
     pixels = np.array(image, dtype=np.uint8)
     return np.ascontiguousarray(pixels[None] if channels == 1 else pixels.transpose(2, 0, 1))
+
+
+def upright(image: Any) -> Any:
+    """Return a Pillow image with its EXIF orientation applied; EXIF data that cannot be read have none."""
+    image.load()
+    try:
+        turn = EXIF_TURNS.get(image.getexif().get(EXIF_ORIENTATION))
+    except Exception:  # Pillow raises many kinds of errors for damaged EXIF data
+        turn = None
+    return image if turn is None else image.transpose(_pillow().Transpose[turn])
 
 
 def to_eight_bits(image: Any, *, name: str = "The image") -> Any:
@@ -79,10 +93,13 @@ def to_eight_bits(image: Any, *, name: str = "The image") -> Any:
 def _open(source: Path | bytes, name: str) -> Iterator[Any]:
     """Open an image file; what is wrong with it, also while it is decoded, becomes a DataError with its name."""
     image_module = _pillow()
+    if isinstance(source, Path) and source.exists() and not source.is_file():
+        raise DataError(f"{name} is not a file. Opening a pipe or a device could wait forever")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", image_module.DecompressionBombWarning)  # refused below
             opened = image_module.open(source if isinstance(source, Path) else io.BytesIO(source))
+            opened.filename = ""  # Pillow ignores the orientation of a TIFF file that it maps into memory by its name
         with opened:
             _check_pixels(opened.size, name)
             yield opened

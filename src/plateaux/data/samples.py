@@ -85,8 +85,10 @@ def collate(samples: Sequence[tuple[Any, Any]], ids: Sequence[int] = (), name: s
 
 
 def check_label_range(y: Tensor, ids: Sequence[int], classes: int, name: str) -> None:
-    """Raise DataError if a label is outside 0 .. classes-1; labels that are no class numbers are not checked."""
-    if y.ndim != 1 or y.is_floating_point() or not len(y):
+    """Raise DataError if labels are no class numbers, or one is outside 0 .. classes-1."""
+    if problem := label_problem(y):
+        raise DataError(f"The labels of {name!r} are {problem}")
+    if not len(y):
         return
     low, high = (int(value) for value in y.aminmax())
     if low >= 0 and high < classes:
@@ -96,6 +98,28 @@ def check_label_range(y: Tensor, ids: Sequence[int], classes: int, name: str) ->
         f"Sample {ids[position]} of {name!r} has label {int(y[position])}. Expected: 0 to {classes - 1}, because the "
         f"data set has {classes} classes. {label_hint(low, high, classes)}"
     )
+
+
+def label_problem(y: Any) -> str:
+    """Return why a tensor or an array does not have one class number for each sample, and what to do; "" if it has."""
+    dtype, shape = str(y.dtype).removeprefix("torch."), list(y.shape)
+    is_float = "float" in dtype or "complex" in dtype
+    if y.ndim == 1 and not is_float:
+        return ""
+    is_binary = y.ndim == 2 and shape[0] > 0 and bool(((y == 0) | (y == 1)).all())
+    if y.ndim == 2 and shape[1] == 1:
+        advice = "Use y.reshape(-1) for a column of class numbers"
+    elif is_binary and bool((y.sum(1) == 1).all()):
+        advice = "They seem to be one-hot: use y.argmax(1)"
+    elif is_binary:
+        advice = "Multi-label classification is not supported yet. Train one run for each label: y[:, 0]"
+    elif y.ndim > 2:
+        advice = "A class for each pixel (segmentation) is not supported"
+    elif is_float:
+        advice = "Regression is not supported yet. If they are class numbers that were read as floats, use y.long()"
+    else:
+        advice = "A class for each token, and several targets for each sample, are not supported"
+    return f"{dtype} of shape {shape}. Expected: integer class numbers of shape [N]. {advice}"
 
 
 def label_hint(low: int, high: int, classes: int) -> str:

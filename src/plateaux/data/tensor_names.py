@@ -29,6 +29,10 @@ def to_named_tensors(data: DataSplits) -> tuple[TensorTree, dict[str, str]]:
         tensors |= {f"x_{split}{name}": x for name, x in inputs.items()} | {f"y_{split}": source.y}
     if data.mean:
         tensors |= {name: torch.tensor(getattr(data, name), dtype=torch.float64) for name in ("mean", "std")}
+    owners: dict[int, str] = {}  # safetensors refuses shared memory, such as that of equal train and test arrays
+    for name, tensor in tensors.items():
+        if owners.setdefault(tensor.untyped_storage().data_ptr(), name) != name:
+            tensors[name] = tensor.clone()
     columns = data.preprocessing.columns
     names = {"labels": json.dumps(data.labels), **({"columns": json.dumps(columns)} if columns else {})}
     return tensors, {"classes": str(data.classes), **names}

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from plateaux.core.errors import DataError
 from plateaux.core.types import Inputs, to_tensor
+from plateaux.data.samples import label_problem
 
 CHANNELS = (1, 3, 4)
 CHUNK_ROWS = 4096
@@ -64,8 +65,7 @@ def convert_labels(y: Any, classes: int | None = None, what: str = "y") -> tuple
     """
     values = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
     if values.ndim != 1:
-        advice = "use y.argmax(1) for one-hot labels" if _is_one_hot(values) else "use y.reshape(-1) for a column"
-        raise DataError(f"{what} has shape {list(values.shape)}, but one label per sample is needed: {advice}.")
+        raise DataError(f"{what} is {label_problem(values)}.")
     if not len(values):
         raise DataError(f"{what} has no labels: give one for each sample.")
     values = _to_integers_or_text(values, what)
@@ -97,15 +97,11 @@ def _to_integers_or_text(values: NDArray[Any], what: str) -> NDArray[Any]:
         if not bool((values == np.floor(values)).all()):
             raise DataError(
                 f"{what} has fractions, such as {float(values[values != np.floor(values)][0]):g}, but classes are "
-                "needed: for a regression, use plateaux.train(recipe, out, data=plateaux.from_tensors(...), loss=...)."
+                "needed: regression is not supported yet."
             )
     elif values.dtype.kind not in "iub":
         raise DataError(f"{what} has labels of dtype {values.dtype}: give integers or text.")
     return values.astype(np.int64)
-
-
-def _is_one_hot(values: NDArray[Any]) -> bool:
-    return values.ndim == 2 and values.shape[1] > 1 and values.dtype.kind in "iubf" and bool((values.sum(1) == 1).all())
 
 
 def mean_and_std(x: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -19,6 +19,13 @@ from plateaux.prediction.stage_backend import QUERIED
 TOLERANCE = 1e-5  # of probabilities
 SCORE_TOLERANCE = 1e-4  # of entropy, mutual information, and OOD score, relative to their size above 1
 
+PROBABILITIES = ("probability", "probabilities")
+TOLERANCES = {
+    **dict.fromkeys(PROBABILITIES, TOLERANCE),
+    **dict.fromkeys(("entropy", "mutual_information", "ood_score"), SCORE_TOLERANCE),
+}
+TOLERANCES |= {f"raw_{name}": tolerance for name, tolerance in TOLERANCES.items()}
+
 NamedArrays = Mapping[str, NDArray[Any]]
 Mask = NDArray[np.bool_]
 
@@ -60,12 +67,11 @@ def compare_answers(
         _check_decisions(QUERIED, differs, np.zeros_like(differs) if near_stop is None else near_stop, what)
         num_near = int(differs.sum())
         expected, found = ({name: a[~differs] for name, a in each.items()} for each in (expected, found))
-    for name in ("probability", "probabilities"):
-        difference = max(difference, _check_numbers(name, expected[name], found[name], TOLERANCE, what))
-    for name in ("entropy", "mutual_information", "ood_score"):
+    for name in [name for name in TOLERANCES if name in found]:
         scale = np.maximum(1.0, np.abs(expected[name].astype(np.float64)))
-        _check_numbers(name, expected[name] / scale, found[name] / scale, SCORE_TOLERANCE, what)
-    near = _near_decisions(expected["probabilities"].astype(np.float64), found, calibration)
+        apart = _check_numbers(name, expected[name] / scale, found[name] / scale, TOLERANCES[name], what)
+        difference = max(difference, apart) if name in PROBABILITIES else difference
+    near = _near_decisions(expected, found, calibration)
     for name, mask in near.items():
         differs = expected[name] != found[name]
         _check_decisions(name, differs, mask, what)
@@ -90,12 +96,21 @@ def _check_numbers(name: str, expected: NDArray[Any], found: NDArray[Any], toler
 
 
 def _near_decisions(
-    p: NDArray[np.float64], found: NamedArrays, calibration: CalibrationRecord | None
+    expected: NamedArrays, found: NamedArrays, calibration: CalibrationRecord | None
 ) -> dict[str, Mask]:
-    """Return for each decision where it is next to a threshold, from the expected probabilities `[N, C]`."""
-    top = np.partition(p, -2, axis=1)[:, -2:] if p.shape[1] > 1 else np.pad(p, ((0, 0), (1, 0)))
+    """Return for each decision where it is next to a threshold, from the expected answers."""
+    p = expected["probabilities"].astype(np.float64)
+    top = _two_largest(p)
     is_tied = top[:, 1] - top[:, 0] <= 2 * TOLERANCE
     near = {"label": is_tied}
+    if "raw_label" in found:
+        raw = _two_largest(expected["raw_probabilities"].astype(np.float64))
+        near["raw_label"] = raw[:, 1] - raw[:, 0] <= 2 * TOLERANCE
+    if "is_ood" in found:
+        limit = None if calibration is None else calibration.alarm.threshold
+        scores = expected["ood_score"].astype(np.float64)
+        tolerance = SCORE_TOLERANCE * np.maximum(1.0, np.abs(scores))
+        near["is_ood"] = np.abs(scores - (np.inf if limit is None else limit)) <= tolerance
     if "abstain" in found:
         limit = calibration.max_error_probability if calibration is not None else None
         near["abstain"] = np.abs(1 - top[:, 1] - (np.inf if limit is None else limit)) <= TOLERANCE
@@ -105,6 +120,10 @@ def _near_decisions(
         if sets is not None and sets.never_empty:
             near["prediction_set"] |= is_tied[:, None]
     return near
+
+
+def _two_largest(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.partition(p, -2, axis=1)[:, -2:] if p.shape[1] > 1 else np.pad(p, ((0, 0), (1, 0)))
 
 
 def _near_set_threshold(p: NDArray[np.float64], rule: SetRule) -> Mask:

@@ -7,7 +7,7 @@ number of processes, writes the same bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
@@ -25,10 +25,11 @@ from plateaux.prediction.contract import InputContract
 from plateaux.prediction.input_files import InputReader, InputRef, list_inputs, split_parts
 from plateaux.prediction.inputs import PreparedInputs, concatenate_inputs, prepare
 from plateaux.prediction.predictions import check_suffix, encode, with_errors
-from plateaux.prediction.predictor import Predictor
+from plateaux.prediction.predictor import AnswerOptions, Predictor
 from plateaux.storage.run import Run, RunLike
 
 PART_SIZE = 1024
+NO_CHOICE = AnswerOptions()
 MAX_RETRIES = 10  # of a part whose node is lost
 FOLDER_SUFFIX = ".parquet"  # of the parts in a folder
 
@@ -43,8 +44,7 @@ class BatchJob:
     components: Components = NO_COMPONENTS
     device: str | None = None
     threads: int | None = None
-    ood_score: str | None = None
-    alpha: float | None = None
+    answers: AnswerOptions = NO_CHOICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +91,7 @@ def predict_files(
     source: RunLike | Bundle,
     inputs: str | Path | Sequence[str | Path],
     out: Path,
-    ood_score: str | None,
-    alpha: float | None,
+    answers: AnswerOptions,
     *,
     device: str | None,
     settings: Mapping[str, Any],
@@ -107,7 +106,7 @@ def predict_files(
     columns, opened = tuple(batch.columns), open_source(source)
     contract, identity = _identify(opened)
     components = NO_COMPONENTS if isinstance(opened, Bundle) else opened.components
-    job = BatchJob(str(opened.store.root), suffix, columns, components, device, threads, ood_score, alpha)
+    job = BatchJob(str(opened.store.root), suffix, columns, components, device, threads, answers)
     paths = [inputs] if isinstance(inputs, str | Path) else inputs
     refs = list_inputs([str(item) for item in paths], contract, columns)
     parts = [BatchPart(number, some) for number, some in split_parts(refs, batch.part_size)]
@@ -184,13 +183,8 @@ def predict_part(job: BatchJob, part: BatchPart) -> tuple[bytes, dict[str, int]]
 
 @lru_cache(maxsize=1)
 def _load(job: BatchJob) -> tuple[Predictor, InputReader]:
-    predictor = load_predictor(
-        open_source(job.model_location, job.components),
-        device=job.device,
-        threads=job.threads,
-        ood_score=job.ood_score,
-        alpha=job.alpha,
-    )
+    source = open_source(job.model_location, job.components)
+    predictor = load_predictor(source, device=job.device, threads=job.threads, **asdict(job.answers))
     return predictor, InputReader(predictor.contract, job.columns)
 
 
@@ -228,7 +222,6 @@ def _describe(identity: dict[str, Any], job: BatchJob, refs: Sequence[InputRef],
             "suffix": job.suffix,
             "part_size": part_size,
             "columns": list(job.columns),
-            "ood_score": job.ood_score,
-            "alpha": job.alpha,
+            **asdict(job.answers),
         },
     }

@@ -29,7 +29,6 @@ from plateaux.deploy.manifest import (
     CascadeRecord,
     GraphCheck,
     Manifest,
-    ReferenceScore,
     SetRule,
     expected_outputs,
 )
@@ -39,7 +38,7 @@ from plateaux.deploy.onnx_backend import EXTRA
 from plateaux.ensembles.answers import AnswerSettings
 from plateaux.prediction.calibration import Calibration
 from plateaux.prediction.load import ModuleBackend, load_run_predictor
-from plateaux.prediction.predictor import Backend, Predictor
+from plateaux.prediction.predictor import AnswerOptions, Backend, Predictor
 from plateaux.prediction.stage_backend import stage_inputs, stage_outputs
 from plateaux.storage.remote_store import open_store
 from plateaux.storage.run import Run, RunLike, own_version
@@ -58,8 +57,9 @@ def export(
     run: RunLike,
     out: str | Path,
     *,
-    ood_score: str = "max_probability",
+    ood_score: str | None = None,
     alpha: float | None = None,
+    raw: bool = False,
     license: str = "",
     golden: Literal["test", "random"] = "test",
     intended_use: str = "",
@@ -73,8 +73,10 @@ def export(
     Args:
         run: A run, its folder, or its URL.
         out: The folder or URL of the bundle; it must be empty.
-        ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`.
+        ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`. None: that of the calibration, by
+            default `max_probability`.
         alpha: Which of the fitted conformal sets to return. None: the first.
+        raw: Also compute the answers without the calibration: `raw_probability`, `raw_entropy`, ...
         license: The license of the weights, such as "CC-BY-4.0"; it is only recorded.
         golden: The inputs to store, which are computed again at load: four test samples, or random inputs if no
             sample of the data may leave your hands. The graphs are compared on test samples in both cases.
@@ -87,7 +89,7 @@ def export(
     if list_files(store):
         raise RunError(f"{out} is not empty. Export to another folder, or delete it first")
     opened = Run.open(run)
-    predictor = load_run_predictor(opened, ood_score, alpha, device="cpu")
+    predictor = load_run_predictor(opened, AnswerOptions(ood_score, alpha, raw), device="cpu")
     assert isinstance(predictor.backend, ModuleBackend)
     settings, contract = predictor.backend.settings, predictor.contract
     calibration, cascade = _calibration_record(opened, settings), _cascade_record(settings)
@@ -102,7 +104,6 @@ def export(
         ood_score=settings.ood_score,
         calibration=calibration,
         cascade=cascade,
-        reference=_reference_score(opened, settings),
         remark=predictor.remark,
         golden=origin,
         measured=measured_numbers(opened),
@@ -231,10 +232,10 @@ def _calibration_record(run: Run, settings: AnswerSettings) -> CalibrationRecord
         sets.kind, sets.alpha, sets.threshold if math.isfinite(sets.threshold) else None, sets.k_reg, sets.penalty,
         sets.never_empty, sets.samples,
     )  # fmt: skip
-    order, values = settings.temperatures.order, tuple(settings.temperatures.values)
     return CalibrationRecord(
-        order, values, calibration.split, len(calibration.ids), rule, settings.max_error_probability
-    )
+        settings.temperatures.order, tuple(settings.temperatures.values), calibration.split, len(calibration.ids), rule,
+        settings.max_error_probability, calibration.ood_alarms[settings.ood_score],
+    )  # fmt: skip
 
 
 def _cascade_record(settings: AnswerSettings) -> CascadeRecord | None:
@@ -244,14 +245,6 @@ def _cascade_record(settings: AnswerSettings) -> CascadeRecord | None:
     return CascadeRecord(
         fitted.stages, fitted.threshold, fitted.kind, fitted.max_harm, fitted.confidence, fitted.samples, fitted.queried
     )
-
-
-def _reference_score(run: Run, settings: AnswerSettings) -> ReferenceScore | None:
-    if settings.temperatures is None:
-        return None
-    calibration = Calibration.read(run)
-    found = calibration.ood_reference.get(settings.ood_score)
-    return None if found is None else ReferenceScore(*found, samples=len(calibration.ids))
 
 
 def _write_weights(store: Store, run: Run) -> None:

@@ -12,16 +12,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from plateaux.core.errors import StorageError
 from plateaux.core.ranges import Finite, StoredCount, StoredInt
+from plateaux.ensembles.ood_alarm import OodAlarm
 from plateaux.prediction.contract import InputContract
+from plateaux.prediction.predictions import BY_CLASS, DTYPES, NUMBERS, RAW
 from plateaux.prediction.stage_backend import QUERIED
 from plateaux.storage.digests import DigestError, check_json_digest, with_json_digest
 from plateaux.storage.json_shapes import parse_json, read_shape
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, CARD, ONNX, SHARED, GOLDEN = (
     "manifest.json",
     "README.md",
@@ -81,6 +84,7 @@ class CalibrationRecord:
     samples: StoredInt
     sets: SetRule | None  # None: there are no prediction sets
     max_error_probability: Finite | None  # the graph abstains above it; None: it never does
+    alarm: OodAlarm  # of the OOD score of the bundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +102,6 @@ class CascadeRecord:
     def ends(self, members: int) -> tuple[int, ...]:
         """Return the number of members after each graph."""
         return (members,) if self.threshold is None else (*self.stages, members)
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceScore:
-    """The OOD score of the samples that the calibration was fitted on, to compare that of new inputs with."""
-
-    mean: Finite
-    std: Finite
-    samples: StoredInt
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +139,6 @@ class Manifest:
     ood_score: str
     calibration: CalibrationRecord | None
     cascade: CascadeRecord | None  # None: one graph for all members
-    reference: ReferenceScore | None  # None: not calibrated, or by a version that did not record it
     remark: str  # why outputs are missing
     golden: str  # where the golden inputs come from
     measured: tuple[MeasuredNumber, ...]
@@ -154,7 +148,7 @@ class Manifest:
     plateaux: str  # the version that wrote it
     files: Mapping[str, FileRecord]
     task: Literal["classification"] = "classification"
-    format: Literal[1] = 1
+    format: Literal[2] = 2
 
     def graphs(self) -> tuple[str, ...]:
         """Return the files of the ONNX graphs: one, or those of a cascade in order."""
@@ -199,7 +193,7 @@ class Manifest:
         if self.cascade is not None:
             self._check_cascade(self.cascade, file)
         found, expected = {each.name: each for each in self.outputs}, expected_outputs(self.contract.classes)
-        optional = {*OPTIONAL, *([QUERIED] if self.cascade is None else [])}
+        optional = {*OPTIONAL, *RAW, *([QUERIED] if self.cascade is None else [])}
         missing = [name for name in expected if name not in found and name not in optional]
         wrong = [name for name, each in found.items() if expected.get(name) != each]
         if missing or wrong or len(found) != len(self.outputs):
@@ -213,23 +207,14 @@ class Manifest:
             raise StorageError(f"{file}: the threshold of the cascade is {cascade.threshold}; {ADVICE}")
 
 
-OPTIONAL = ("prediction_set", "abstain")
+OPTIONAL = ("prediction_set", "abstain", "is_ood")
 
 
 def expected_outputs(classes: int) -> dict[str, OutputRecord]:
     """Return all outputs that a graph can have, by name."""
-    numbers = [
-        OutputRecord(name, "float32", ()) for name in ("probability", "entropy", "mutual_information", "ood_score")
-    ]
-    records = [
-        OutputRecord("label", "int64", ()),
-        OutputRecord("probabilities", "float32", (classes,)),
-        OutputRecord("prediction_set", "bool", (classes,)),
-        OutputRecord("abstain", "bool", ()),
-        OutputRecord(QUERIED, "int64", ()),
-        *numbers,
-    ]
-    return {record.name: record for record in records}
+    names = ("label", *OPTIONAL, "probabilities", *NUMBERS, QUERIED, *RAW)
+    kinds: dict[Any, Dtype] = {np.int64: "int64", np.bool_: "bool", np.float64: "float32"}
+    return {name: OutputRecord(name, kinds[DTYPES[name]], (classes,) if name in BY_CLASS else ()) for name in names}
 
 
 def _to_json(tree: Mapping[str, Any]) -> bytes:

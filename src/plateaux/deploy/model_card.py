@@ -24,9 +24,10 @@ To serve it over HTTP: `plateaux serve BUNDLE` (`pip install "plateaux[serve]"`)
 """
 ANSWERS = {
     "probability": "of the predicted class, and of every class",
-    "entropy": "of the mean probability, in nats: total uncertainty",
+    "entropy": "of the probabilities, in nats: total uncertainty",
     "mutual_information": "disagreement of the members, in nats",
     "ood_score": "larger for inputs that are unlike the training data",
+    "is_ood": "whether the OOD score is above the threshold of the alarm",
     "prediction_set": "the classes that cannot be excluded",
     "abstain": "whether the answer should not be used",
     "members_queried": "how many members the cascade needed",
@@ -112,9 +113,9 @@ def _measured(manifest: Manifest) -> Iterator[str]:
 
 def _limits(manifest: Manifest) -> Iterator[str]:
     yield "The measured numbers hold for data like those they were measured on, and not under distribution shift."
-    yield "The OOD score is not a probability. Choose a threshold for it on your own data."
+    yield "The OOD score is not a probability. How many out-of-distribution inputs it detects is not guaranteed."
     if manifest.calibration is None:  # the remark of the manifest says the same
-        yield "The model is not calibrated: it has no prediction sets and no abstention."
+        yield "The model is not calibrated: it has no prediction sets, no abstention, and no OOD alarm."
     else:
         yield from _calibration_limits(manifest.calibration)
         if manifest.remark:
@@ -134,6 +135,8 @@ def _calibration_limits(calibration: CalibrationRecord) -> Iterator[str]:
     elif calibration.sets is not None:
         level = f"{100 * (1 - calibration.sets.alpha):g} %"
         yield f"Prediction sets contain the label of {level} of new samples like those ({fitted}), on average."
+    if calibration.alarm.threshold is not None:
+        yield f"The OOD alarm has {calibration.alarm.describe()} for new samples like those ({fitted})."
     limit = calibration.max_error_probability
     if limit is not None and limit < 0:  # an error probability is at least 0
         yield f"The model abstains from every answer: no threshold reaches the target risk ({fitted})."

@@ -13,6 +13,7 @@ from plateaux.deploy.bundle import Bundle
 from plateaux.deploy.load_predictor import open_source
 from plateaux.evaluation.prediction_cache import CacheMode
 from plateaux.prediction.predictions import Predictions, check_suffix
+from plateaux.prediction.predictor import AnswerOptions
 from plateaux.prediction.split_predictions import predict_split
 from plateaux.storage.run import RunLike
 
@@ -27,6 +28,7 @@ def predict(
     *,
     ood_score: str | None = None,
     alpha: float | None = None,
+    raw: bool = False,
     device: str | None = None,
     batch: Mapping[str, Any] = NO_SETTINGS,
     progress: Progress = log_messages,
@@ -39,8 +41,8 @@ def predict(
     out: str | Path | None = None,
     ood_score: str | None = None,
     alpha: float | None = None,
+    raw: bool = False,
     members: Sequence[int] | None = None,
-    limit: int | None = None,
     device: str | None = None,
     cache_logits: CacheMode = "float32",
     progress: Progress = log_messages,
@@ -53,8 +55,8 @@ def predict(
     split: str | None = None,
     ood_score: str | None = None,
     alpha: float | None = None,
+    raw: bool = False,
     members: Sequence[int] | None = None,
-    limit: int | None = None,
     device: str | None = None,
     cache_logits: CacheMode = "float32",
     batch: Mapping[str, Any] = NO_SETTINGS,
@@ -71,12 +73,13 @@ def predict(
             and URLs of any of these.
         out: A .csv, .jsonl, .parquet or .npz file; for inputs also a folder that keeps the parts as Parquet. A split
             needs none.
-        split: Instead of inputs: a split of the run, or the name of another dataset.
-        ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`. None: `max_probability`, or that of
-            the bundle.
+        split: Instead of inputs: a split of the run, or the name of another dataset; "test@100" for its first 100
+            samples.
+        ood_score: The OOD score to compute; see `plateaux.ensembles.ood_scores`. None: that of the calibration or of
+            the bundle, by default `max_probability`.
         alpha: Which of the fitted conformal sets to return. None: the first, or that of the bundle.
+        raw: Also return the answers without the calibration: `raw_probability`, `raw_entropy`, ...
         members: For a split: ids of the members that form the ensemble. None: all trained members.
-        limit: For a split: use only its first N samples.
         device: "cpu", "cuda", "cuda:1", ... None: the best available device.
         cache_logits: For a split: precision of the logits that are cached next to the run; "off": do not read or
             write them.
@@ -91,16 +94,13 @@ def predict(
             f"{given} given. Give one of them: files, folders, or tables to predict, or a split of the run, such "
             'as split="test" (--split test)'
         )
+    answers = AnswerOptions(ood_score, alpha, raw)
     if inputs is not None:
         if out is None:
             raise RecipeError("inputs were given without out. Give a file to write, or use load_predictor(source)(x)")
-        if members is not None or limit is not None or cache_logits != "float32":
-            raise RecipeError(
-                "members, limit, and cache_logits belong to a split, but inputs were given. Leave them out"
-            )
-        return predict_files(
-            source, inputs, Path(out), ood_score, alpha, device=device, settings=batch, progress=progress
-        )
+        if members is not None or cache_logits != "float32":
+            raise RecipeError("members and cache_logits belong to a split, but inputs were given. Leave them out")
+        return predict_files(source, inputs, Path(out), answers, device=device, settings=batch, progress=progress)
     if batch:
         raise RecipeError(f"batch ({', '.join(batch)}) belongs to inputs, but a split was given. Leave it out")
     opened = open_source(source)
@@ -109,15 +109,7 @@ def predict(
     if out is not None:
         check_suffix(Path(out))
     predictions = predict_split(
-        opened,
-        split or "",
-        ood_score or "max_probability",
-        alpha,
-        members=members,
-        limit=limit,
-        device=device,
-        cache_logits=cache_logits,
-        progress=progress,
+        opened, split or "", answers, members=members, device=device, cache_logits=cache_logits, progress=progress
     )
     if out is not None:
         predictions.write(Path(out))

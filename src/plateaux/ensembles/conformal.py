@@ -37,6 +37,15 @@ MAX_BATCH = 8192  # samples scored at a time: scores are float64, and large for 
 ROUNDING = 2.0**40  # scores are rounded to twelve digits, so that floating-point error does not affect comparisons
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConformalOptions:
+    """Which sets a calibration fits; by default, every set contains the predicted label."""
+
+    kind: Kind = "lac"
+    randomized: bool = True
+    allow_empty: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Conformal:
     """A fitted threshold, and the options of its scores."""

@@ -21,7 +21,7 @@ from plateaux.data.sources import DataSplits, InMemorySource, Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.models.backbone import BackboneWithHead
 from plateaux.storage.feature_cache import prepare_features, through_backbone
-from plateaux.storage.open_run import check_code
+from plateaux.storage.open_run import check_code, check_task
 from plateaux.storage.run import Run, RunLike
 from plateaux.storage.stored_data import build_run_data
 
@@ -38,6 +38,7 @@ class LoadedRun:
         executor: Mapping[str, Any] | None = None,
     ) -> None:
         self.run = run = Run.open(run)
+        check_task(run)
         check_code(run)  # also if all logits are cached, and no network is loaded
         self.components = components = run.components
         self.recipe = run.resolved_recipe()
@@ -109,6 +110,7 @@ def _check_ids(members: Sequence[int], total: int) -> list[int]:
 
 def load_members(run: Run, numbers: Sequence[int]) -> list[torch.nn.Module]:
     """Return the networks of some members with the weights of the run folder."""
+    check_task(run)
     components = run.components
     if run.info.model is not None and components.model is None:
         name = run.info.model.replace(":", ".").rpartition(".")[2]

@@ -28,7 +28,7 @@ from plateaux.core.types import Inputs
 from plateaux.data.corruptions.corrupt import CORRUPTIONS, EXTRA, VERSION, Corrupted
 from plateaux.data.corruptions.published import open_published
 from plateaux.data.data_summary import class_names
-from plateaux.data.files import data_root
+from plateaux.data.files import data_path, data_root
 from plateaux.data.image_paths import is_image_path, open_images
 from plateaux.data.labeled_images import LabeledImages, RelabeledSource, class_numbers, open_labeled_images
 from plateaux.data.sources import DataSplits, Source
@@ -80,7 +80,7 @@ def eval_splits(
     """
     splits: list[EvalSplit] = []
     for text in names:
-        name, limit = _parse_limit(text)
+        name, limit = parse_limit(text)
         new: list[EvalSplit]
         if name in ("test", "train", "validation"):
             new = [EvalSplit(name, name, _open_own(name), {"name": info.name}, name)]
@@ -103,7 +103,7 @@ def eval_splits(
     return splits
 
 
-def _parse_limit(text: str) -> tuple[str, int | None]:
+def parse_limit(text: str) -> tuple[str, int | None]:
     """Return the name of a split and its limit: `corrupted@2000`."""
     name, at, count = text.rpartition("@")
     if at and count.isdecimal() and int(count):
@@ -203,7 +203,7 @@ def ood_set_names(info: DataInfo, names: Sequence[str]) -> list[str]:
 def _single_sets(info: DataInfo, name: str) -> list[str]:
     if name.split(":")[0] != "corrupted":
         return [name]
-    group, limit = _parse_limit(name)
+    group, limit = parse_limit(name)
     suffix = "" if limit is None else f"@{limit}"
     return [f"corrupted:{kind}:{severity}{suffix}" for kind, severity in _corruptions(info, group)]
 
@@ -213,6 +213,8 @@ def ood_split(name: str, suite: str, components: Components = NO_COMPONENTS) -> 
     if is_image_path(name):
         return EvalSplit(name, suite, _open_path(name), {"name": Path(name).name}, labeled=False)
     dataset = {"tin": "tinyimagenet32", "texture": "textures32", "fashionmnist": "fashion_mnist"}.get(name, name)
+    if dataset not in registry.dataset.names() and data_path(name, None).is_dir():
+        raise RunError(f"There is no dataset called {name!r}. For the images in the folder {name!r}, write ./{name}")
     factory = registry.dataset.get(dataset, allow=components.trust)  # fails on a wrong name before any evaluation
 
     def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
@@ -281,8 +283,8 @@ def _open_own(name: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]
             return data.train, train
         if not len(validation):
             raise RunError(
-                "The run has no validation split, because its recipe sets no data.validation_split. Evaluate on test, "
-                "or train again with --set data.validation_split=0.1"
+                "The run has no validation samples, because its recipe sets no data.validation_split. Use the test "
+                "samples: --split test, or to calibrate, a part of them: --split test --fraction 0.5"
             )
         return data.train, validation
 

@@ -25,9 +25,7 @@ def read_lightning_checkpoint(file: Path) -> dict[str, Tensor]:
     except RecipeError as error:
         raise RecipeError(
             f"{error} Lightning stores hyperparameters: use self.save_hyperparameters(ignore=[...]) for those that are "
-            "neither numbers nor text; for a checkpoint that you wrote yourself, "
-            f'torch.save(torch.load({file.name!r}, weights_only=False)["state_dict"], {file.stem + ".pt"!r}) keeps the '
-            "weights alone."
+            "neither numbers nor text."
         ) from error
     weights = content.get("state_dict") if isinstance(content, Mapping) else None
     if not isinstance(weights, Mapping):

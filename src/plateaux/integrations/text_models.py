@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
 from plateaux.core.imports import optional_import
-from plateaux.core.ranges import Fraction, Size
+from plateaux.core.ranges import Depth, Fraction, Size
 from plateaux.core.registry import model
 from plateaux.integrations.huggingface_models import adapt, additive_mask, build_from_config
 
@@ -25,7 +25,7 @@ def albert(
     vocabulary: Size = 30_000,
     embedding: Size = 128,
     width: Size = 768,
-    depth: Size = 12,
+    depth: Depth = 12,
     heads: Size = 12,
     hidden: Size = 3072,
     positions: Size = 512,
@@ -67,7 +67,7 @@ def minilm(
     classes: int,
     vocabulary: Size = 13_801,
     width: Size = 384,
-    depth: Size = 3,
+    depth: Depth = 3,
     heads: Size = 12,
     hidden: Size = 1536,
     positions: Size = 512,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from plateaux.config.builders.data import eval_batches
+from plateaux.config.components import Components
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import PlateauxError
 from plateaux.core.types import Estimate
@@ -22,10 +23,10 @@ class ProbeCallback:
     """Runs probes every few epochs, on the same samples and with the same seeds, without any effect on training."""
 
     def __init__(
-        self, recipe: Recipe, data: DataSplits, ids: Tensor, device: torch.device, *, trust: tuple[str, ...] = ()
+        self, recipe: Recipe, data: DataSplits, ids: Tensor, device: torch.device, components: Components
     ) -> None:
-        self.recipe, self.data, self.ids, self.device = recipe, data, ids, device
-        self.probes: Mapping[str, Probe] = get_probes(recipe.probe.probes, trust=trust)
+        self.recipe, self.data, self.ids, self.device, self.loss = recipe, data, ids, device, components.loss
+        self.probes: Mapping[str, Probe] = get_probes(recipe.probe.probes, trust=components.trust)
         self._sample: ProbeBatch | None = None
 
     def due(self, epoch: int) -> bool:
@@ -52,7 +53,9 @@ class ProbeCallback:
         for name, probe in self.probes.items():
             record: dict[str, Any] = {"epoch": epoch, "probe": name}
             with probe_mode(module, "eval"):
-                surface = make_loss_surface(module, sample, DEFAULT_OPTIONS, seed=seed, member_id=number)
+                surface = make_loss_surface(
+                    module, sample, DEFAULT_OPTIONS, seed=seed, member_id=number, loss=self.loss
+                )
                 metadata = {**sample.metadata(), **DEFAULT_OPTIONS.metadata(module)}
                 try:
                     record |= _log_fields(probe.run(surface), metadata)

@@ -21,6 +21,7 @@ from plateaux.core.errors import RecipeError, first_line, suggest
 from plateaux.core.types import Batch, TensorTree
 from plateaux.loss_landscape.forward_mode import math_sdpa
 from plateaux.loss_landscape.loss_surface import LossSurface
+from plateaux.loss_landscape.per_sample import require_cross_entropy
 
 Kind = Literal["hessian", "gauss_newton"]
 Mode = Literal["forward_over_reverse", "reverse_over_reverse"]
@@ -39,6 +40,8 @@ class Curvature:
 
     def __init__(self, surface: LossSurface, *, kind: Kind = "hessian", layer: str | None = None) -> None:
         self.surface, self.kind = surface, kind
+        if kind == "gauss_newton":
+            require_cross_entropy(surface, "The Gauss-Newton matrix")
         self.names = _param_names(surface, layer)
         self.chunks = tuple(_split_chunks(surface))
         sizes = torch.tensor([len(chunk) for chunk in self.chunks], dtype=torch.float64)

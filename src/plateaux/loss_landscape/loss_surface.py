@@ -21,10 +21,12 @@ from torch import Tensor, nn
 
 from plateaux.core import tensor_tree
 from plateaux.core.member import LayerRecord, MemberModule, at_params, preserve_buffers
+from plateaux.core.method import LossFn
 from plateaux.core.runtime import fork_rng
 from plateaux.core.types import Batch, TensorTree, derive_seed
 from plateaux.models.modes import eval_mode
 from plateaux.models.surgery import batchnorm_layers
+from plateaux.optim.losses import call_loss
 
 ForwardCallback = Callable[[], None]
 """Called at the start of every forward pass."""
@@ -34,15 +36,22 @@ class LossSurface:
     """The loss of one member on some samples.
 
     `batches` hold the samples on the member's device, in batches that fit in memory. The loss is the cross entropy of
-    every sample; with `normalize_logits`, the logits of each sample are first centered and scaled to norm one. Only
-    parameters that require a gradient change; buffers never do.
+    every sample, or `loss`; with `normalize_logits`, the logits of each sample are first centered and scaled to norm
+    one. Only parameters that require a gradient change; buffers never do.
     """
 
     def __init__(
-        self, member: MemberModule, batches: Sequence[Batch], *, seed: int = 0, normalize_logits: bool = False
+        self,
+        member: MemberModule,
+        batches: Sequence[Batch],
+        *,
+        seed: int = 0,
+        normalize_logits: bool = False,
+        loss: LossFn | None = None,
     ) -> None:
         assert isinstance(member.module, nn.Module)
         self.member, self.batches, self.seed, self.normalize_logits = member, tuple(batches), seed, normalize_logits
+        self.loss = loss
         self.module: nn.Module = member.module
         self.params: TensorTree = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         self.origin: TensorTree = tensor_tree.clone(self.params)  # the trained weights
@@ -109,6 +118,8 @@ class LossSurface:
 
     def losses_from_logits(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the loss of every sample `[B]`."""
+        if self.loss is not None:
+            return call_loss(self.loss, self.prepare_logits(logits), batch)
         y = batch.y.to(logits.dtype) if batch.y.is_floating_point() else batch.y
         return F.cross_entropy(self.prepare_logits(logits), y, reduction="none")
 
@@ -189,6 +200,7 @@ def make_loss_surface(
     *,
     seed: int,
     member_id: int,
+    loss: LossFn | None = None,
     on_forward: ForwardCallback = lambda: None,
 ) -> LossSurface:
     """Return the loss surface of one member of a run. The weights keep their own precision, without autocast."""
@@ -200,7 +212,7 @@ def make_loss_surface(
         return fork_rng(member_seed, sample.batches[0].index.device) if module.training else nullcontext()
 
     member = MemberModule(module, forward=forward)
-    return LossSurface(member, sample.batches, seed=member_seed, normalize_logits=options.normalize_logits)
+    return LossSurface(member, sample.batches, seed=member_seed, normalize_logits=options.normalize_logits, loss=loss)
 
 
 @contextmanager

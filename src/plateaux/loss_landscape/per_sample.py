@@ -21,7 +21,7 @@ def squared_gradient_norms(surface: LossSurface) -> Tensor:
         return surface.losses_from_logits(outputs[0], batch)[None]
 
     # None stands for plain cross entropy, which has a closed form without cancellation.
-    loss_fn = loss if surface.normalize_logits else None
+    loss_fn = loss if surface.normalize_logits or surface.loss else None
     return torch.cat([squared_norms(surface.member, batch, loss_fn) for batch in surface.batches])
 
 
@@ -32,6 +32,12 @@ def require_independent_samples(surface: LossSurface, what: str) -> None:
             f"BatchNorm in training mode mixes the samples of a batch, so a {what} per sample is not defined; "
             "use BatchNorm in evaluation mode"
         )
+
+
+def require_cross_entropy(surface: LossSurface, what: str) -> None:
+    """Raise an error for a quantity that is defined by the probabilities of the classes, not by a loss."""
+    if surface.loss is not None:
+        raise RecipeError(f"{what} is defined for the cross entropy only, and this run has a loss of its own")
 
 
 def mean_over_samples(values: Tensor) -> Estimate:

@@ -21,7 +21,7 @@ from torch import nn
 
 from plateaux.config.builders.data import build_loader, eval_batches
 from plateaux.config.builders.model import architecture_hash
-from plateaux.core.errors import Interrupted, PlateauxError
+from plateaux.core.errors import Interrupted, PlateauxError, RunError
 from plateaux.core.formatting import format_duration, pluralize
 from plateaux.core.progress import Progress, WorkDone, log_messages
 from plateaux.core.row_names import MEAN_OF_MEMBERS, RowName
@@ -129,6 +129,12 @@ class ProbeSession:
 
     def __init__(self, evaluator: Evaluator, split: str, options: ProbeOptions, *, limit: int) -> None:
         self.evaluator, self.options = evaluator, options
+        self.loss = evaluator.components.loss
+        if self.loss is None and "loss" in evaluator.run.info.code:
+            raise RunError(
+                f"{evaluator.run} was trained with a loss that was passed in Python. Pass it again: "
+                "plateaux.open_run(path, loss=...)"
+            )
         self.split = eval_split(evaluator.recipe, evaluator.data_info, split)
         source, ids = self.split.open(evaluator.recipe, evaluator.data)
         self.data_hashes = {"fingerprint": evaluator.split_fingerprint(self.split)}
@@ -173,7 +179,9 @@ class ProbeSession:
         module = self.module(member_id)
         with probe_mode(module, self.options.batchnorm):
             seed = self.evaluator.recipe.seed
-            yield make_loss_surface(module, sample, self.options, seed=seed, member_id=member_id, on_forward=on_forward)
+            yield make_loss_surface(
+                module, sample, self.options, seed=seed, member_id=member_id, loss=self.loss, on_forward=on_forward
+            )
 
     def metadata(self, sample: ProbeBatch) -> dict[str, Any]:
         """Return the facts about the data and the options that are stored with a result."""
@@ -181,6 +189,7 @@ class ProbeSession:
         batch = {"batch": self.evaluator.recipe.data.batch_size} if mode["batchnorm"] == "train" else {}
         precision = "fp64" if self.evaluator.recipe.train.precision == "fp64" else "fp32"
         inputs = {"augmentation": self.augmentation or "none", "precision": precision}
+        inputs |= {} if self.loss is None else {"loss": getattr(self.loss, "__qualname__", type(self.loss).__name__)}
         return {**self.split.metadata, **self.data_hashes, **sample.metadata(), **mode, **batch, **inputs}
 
     def start_meter(self, costs: Mapping[int, float], what: str, progress: Progress) -> ProgressMeter:

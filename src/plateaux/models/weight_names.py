@@ -41,7 +41,7 @@ class NameComparison:
             lines.append(f"{len(self.unexpected)} are not in the model: {_first_three(self.unexpected)}{more}.")
         if self.mismatched:
             shapes = list(self.mismatched.values())
-            lines.append(f"{len(shapes)} have another shape: {_first_three(shapes)}.")
+            lines.append(f"{len(shapes)} have another shape or kind of numbers: {_first_three(shapes)}.")
         return " ".join(lines)
 
 
@@ -50,9 +50,9 @@ def compare_names(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) ->
     missing = [name for name in state if name not in weights and not name.endswith(COUNTER)]
     unexpected = [name for name in weights if name not in state]
     mismatched = {
-        name: f"{name} ({_format_shape(weights[name])} in the file, {_format_shape(state[name])} in the model)"
+        name: f"{name} ({_describe(weights[name])} in the file, {_describe(state[name])} in the model)"
         for name in weights
-        if name in state and weights[name].shape != state[name].shape
+        if name in state and _describe(weights[name]) != _describe(state[name]) and not name.endswith(COUNTER)
     }
     return NameComparison(missing, unexpected, mismatched, len(weights) - len(unexpected) - len(mismatched))
 
@@ -140,5 +140,7 @@ def _first_three(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def _format_shape(tensor: Tensor) -> str:
-    return " x ".join(map(str, tensor.shape)) or "scalar"
+def _describe(tensor: Tensor) -> str:
+    """Return the shape, and the kind of numbers if it is not the usual one: a conversion would lose information."""
+    kind = "" if tensor.is_floating_point() else " complex" if tensor.is_complex() else " integer"
+    return (" x ".join(map(str, tensor.shape)) or "scalar") + kind

@@ -3,7 +3,7 @@
 One forward pass records the inputs of each layer, and one backward pass the gradient at its output. Both together give
 the layer's contribution to the squared norm of every sample (grad_norm_rules.py); per-sample gradients are not stored.
 Parameters of layers without a rule are handled sample by sample. At the first use of a network, the result is verified
-against backward passes of two single samples.
+against backward passes of single samples: of two samples, and of some samples of the whole batch in both orders.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad as gradient_of
 from torch.func import vmap
 
-from plateaux.core.errors import RecipeError, first_line
+from plateaux.core.errors import PlateauxError, RecipeError, first_line
 from plateaux.core.member import MemberModule, pruning_masks
 from plateaux.core.method import LossFn
 from plateaux.core.types import Batch, map_tensors
 from plateaux.optim.grad_norm_hooks import Call, GradNormHooks
 from plateaux.optim.grad_norm_rules import layer_type, unsupported_attention_reason
+from plateaux.optim.losses import normalized_logit_gradient
 
 MAX_REL_ERROR = 1e-3  # of the verification: far above rounding errors, far below those of a wrong rule
+# Of a fast rule.
+FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
+CHECKED_ROWS = 4  # of a batch, that are verified against backward passes of single samples
 MAX_BATCH = 512  # samples in one backward pass
 FIXED_BYTES = 2**25  # memory for workspaces and compiled kernels, independent of the batch
 MAX_GRADIENT_BYTES = 2**27  # per-sample gradients in memory at once, for parameters without a rule
@@ -46,6 +49,7 @@ class GradNormPlan:
     expanded: tuple[str, ...] = ()  # parameters of shape [1, ...] that are expanded to one copy per sample
     axes: dict[Call, int | None] = field(default_factory=dict)  # the sample axis of a layer's input; None: it has none
     loop: bool = False  # vmap does not support the network
+    verified: int = 1  # the size of the largest batch on which the norms were verified
 
 
 _plans: WeakKeyDictionary[nn.Module, dict[frozenset[str], GradNormPlan]] = WeakKeyDictionary()
@@ -69,55 +73,61 @@ def squared_norms(member: MemberModule, batch: Batch, loss: LossFn | None = None
         if frozenset(trained) not in plans:
             plans[frozenset(trained)] = _verified_plan(module, trained, batch)
         plan = plans[frozenset(trained)]
-        norms, unsupported = _planned_norms(module, trained, batch, plan, start)
+        if len(batch) > plan.verified and len(plan.slow) < len(trained):
+            plan.verified = len(batch)
+            _slow_down(module, plan, _disagreement(module, trained, batch, plan))
+        norms, unsupported = _try_plan(module, trained, batch, plan, start)
         while unsupported:  # the forward pass differs from that of the verification
-            plan.slow |= dict(unsupported)
-            plan.loop = True
-            warnings.warn(_describe_slow(module, plan), stacklevel=3)
-            norms, unsupported = _planned_norms(module, trained, batch, plan, start)
+            _slow_down(module, plan, unsupported)
+            norms, unsupported = _try_plan(module, trained, batch, plan, start)
         return norms * scales[-1]
 
 
-def normalized_logit_gradient(logits: Tensor, batch: Batch, loss: LossFn | None) -> tuple[Tensor, Tensor]:
-    """Return the gradient of each sample with respect to its logits, scaled to norm one, and its squared norm.
+def _slow_down(module: nn.Module, plan: GradNormPlan, unsupported: list[tuple[str, str]]) -> None:
+    if unsupported:
+        plan.slow |= dict(unsupported)
+        plan.loop = True
+        warnings.warn(_describe_slow(module, plan), stacklevel=4)
 
-    Without the scaling, the gradients of well-fitted samples would underflow in float32.
+
+def _try_plan(
+    module: nn.Module, trained: Mapping[str, nn.Parameter], batch: Batch, plan: GradNormPlan, start: LogitGradient
+) -> tuple[Tensor, list[tuple[str, str]]]:
+    """Return the norms and what the plan does not support: everything, if a fast rule fails on this batch."""
+    try:
+        return _planned_norms(module, trained, batch, plan, start)
+    except (torch.OutOfMemoryError, PlateauxError):
+        raise
+    except FAILURES as error:
+        if len(plan.slow) == len(trained):
+            raise
+        with torch.no_grad():
+            MemberModule(module)(batch.x)  # raises an error of the network itself
+        reason = f"the fast rule fails with {type(error).__name__}: {first_line(error)}"
+        return torch.zeros(len(batch)), [(name, reason) for name in trained]
+
+
+def _disagreement(
+    module: nn.Module, trained: Mapping[str, nn.Parameter], batch: Batch, plan: GradNormPlan
+) -> list[tuple[str, str]]:
+    """Return what a plan does not support on a batch: all, if norms depend on the order or differ from single passes.
+
+    A network may sort or route its samples by their content, which two samples need not show.
     """
-    gradient = logit_gradient(logits, batch, loss)
-    scale = gradient.flatten(1).square().sum(1)
-    norm = scale.sqrt().clamp(min=torch.finfo(torch.float64).tiny).view(-1, *[1] * (gradient.ndim - 1))
-    return gradient / norm, scale
-
-
-def logit_gradient(logits: Tensor, batch: Batch, loss: LossFn | None) -> Tensor:
-    """Return the gradient of the loss of each sample with respect to its logits, in float64."""
-    if loss is None and logits.ndim == 2 and batch.y.ndim == 1 and not batch.y.is_floating_point():
-        is_labeled = batch.y >= 0  # cross_entropy ignores labels of -100
-        label = batch.y.clamp(min=0)[:, None]
-        wide = logits.double()
-        gradient = wide.softmax(1)
-        # p_y - 1 = -sigmoid(logsumexp of the others - z_y), which does not cancel where p_y is nearly one.
-        return gradient.scatter(1, label, -torch.sigmoid(_negative_margin(wide, label))) * is_labeled[:, None]
-    with torch.enable_grad():
-        wide = logits.detach().double().requires_grad_()
-        total = (loss or _cross_entropy)(wide[None], batch).sum()
-        return torch.autograd.grad(total, wide)[0]
-
-
-def sample_losses(logits: Tensor, batch: Batch, loss: LossFn | None) -> Tensor:
-    """Return the loss of every sample in float64."""
-    return (loss or _cross_entropy)(logits.double()[None], batch)[0].double()
-
-
-def _negative_margin(logits: Tensor, label: Tensor) -> Tensor:
-    others = logits.scatter(1, label, -torch.inf)
-    return others.logsumexp(1, keepdim=True) - logits.gather(1, label)
-
-
-def _cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    y = batch.y.to(logits.dtype) if batch.y.is_floating_point() else batch.y
-    losses = F.cross_entropy(logits[0], y, reduction="none")
-    return losses.reshape(1, len(losses), -1).mean(-1)
+    with torch.no_grad():
+        unit = _test_gradient(MemberModule(module)(batch.x))
+    order = torch.arange(len(batch), device=batch.y.device).flip(0)
+    norms, unsupported = _try_plan(module, trained, batch, plan, lambda _: unit)
+    reversed_norms, more = _try_plan(module, trained, batch.take(order), plan, lambda _: unit.flip(0))
+    if unsupported or more:
+        return [*unsupported, *more]
+    rows = order[:: -(-len(batch) // CHECKED_ROWS)]
+    reference = norms.clone()
+    reference[rows] = _looped_norms(module, trained, batch.take(rows), unit[rows])
+    rounding = 1e-6 * float(reference.max())
+    if all(_agree(found, reference, rounding) for found in (norms, reversed_norms.flip(0))):
+        return []
+    return [(name, "samples of a batch are reordered or routed by their content") for name in trained]
 
 
 def max_batch_size(member: MemberModule, batch: Batch, *, bound: int) -> int:
@@ -248,7 +258,7 @@ def _verified_plan(module: nn.Module, trained: Mapping[str, nn.Parameter], batch
             plan = _make_plan(module, trained, pair, expanded, add_axis, unit)
             if _agree(_planned_norms(module, trained, pair, plan, lambda _: unit)[0], reference):
                 break
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError) as error:
+        except FAILURES as error:
             reason = f"the fast rule fails with {type(error).__name__}: {first_line(error)}"
     else:
         plan = GradNormPlan(slow=dict.fromkeys(trained, reason))
@@ -258,8 +268,8 @@ def _verified_plan(module: nn.Module, trained: Mapping[str, nn.Parameter], batch
     return plan
 
 
-def _agree(norms: Tensor, reference: Tensor) -> bool:
-    return bool(((norms - reference).abs() <= MAX_REL_ERROR * reference.abs()).all())
+def _agree(norms: Tensor, reference: Tensor, rounding: float = 0.0) -> bool:
+    return bool(((norms - reference).abs() <= MAX_REL_ERROR * reference.abs() + rounding).all())
 
 
 def _make_plan(

@@ -11,7 +11,8 @@ from plateaux.core.member import MemberModule, find_last_linear, pruning_masks
 from plateaux.core.method import LossFn
 from plateaux.core.outputs import LoopedOutput, OutputFn
 from plateaux.core.types import Batch
-from plateaux.optim.grad_norms import logit_gradient, sample_losses, squared_norms
+from plateaux.optim.grad_norms import squared_norms
+from plateaux.optim.losses import logit_gradient, sample_losses
 
 
 def features(layer: str) -> OutputFn:

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
 from plateaux.core.errors import TrainingLoopError, suggest
@@ -81,7 +82,13 @@ def _loss_of_members(loss: Callable[..., Tensor] | None) -> LossFn | None:
     per_sample = loss
 
     def losses(outputs: Tensor, batch: Batch) -> Tensor:
-        values: Tensor = per_sample(outputs[0], batch.y)
+        values: Tensor
+        if isinstance(per_sample, nn.Module):  # its weights get the precision of the scores, float64
+            weights = per_sample.state_dict(keep_vars=True)
+            wide = {name: value.to(outputs.dtype) for name, value in weights.items() if value.is_floating_point()}
+            values = functional_call(per_sample, wide, (outputs[0], batch.y))
+        else:
+            values = per_sample(outputs[0], batch.y)
         if values.shape != batch.index.shape:
             raise TrainingLoopError(
                 f"The loss returned shape {list(values.shape)} for {len(batch)} samples; it must return one loss per "

@@ -1,6 +1,6 @@
-"""Calibration: temperatures, conformal sets, a rejection threshold, and a cascade, fitted on held-out samples.
+"""Calibration: temperatures, conformal sets, a rejection threshold, OOD alarms, and a cascade, fitted on held-out data.
 
-calibration.json             temperatures, conformal thresholds, rejection threshold, cascade
+calibration.json             temperatures, conformal thresholds, rejection threshold, OOD alarms, cascade
 calibration-ids.safetensors  ids of the samples they were fitted on; they are excluded from its evaluation
 
 A cascade is fitted on one half of the samples. The rest is fitted on the other half, to the outputs of the cascade,
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,46 +22,79 @@ from torch import Tensor
 from plateaux.core.errors import PlateauxError, RecipeError, RunError, StorageError, check_names
 from plateaux.core.metric import Metric
 from plateaux.core.progress import Progress, log_messages
-from plateaux.core.ranges import Finite
 from plateaux.core.row_names import MEAN_PROBABILITY, RowName
 from plateaux.core.stats.estimates import mean, proportion
+from plateaux.core.stats.ranking import auroc
 from plateaux.core.types import Estimate, derive_seed
 from plateaux.ensembles import conformal as conformal_sets
-from plateaux.ensembles import selective
+from plateaux.ensembles import ood_alarm, selective
+from plateaux.ensembles.answers import all_ood_scores, allowed_scores
 from plateaux.ensembles.cascade import Cascade, CascadeOptions
-from plateaux.ensembles.conformal import Conformal
+from plateaux.ensembles.conformal import Conformal, ConformalOptions
 from plateaux.ensembles.log_probs import log_probabilities
+from plateaux.ensembles.ood_alarm import OodAlarm, OodOptions
+from plateaux.ensembles.ood_scores import DEFAULT_OOD_SCORE
 from plateaux.ensembles.selective import RejectionThreshold
 from plateaux.ensembles.temperature import ORDERS, Order, Temperatures, calibrate_then_pool, pool_then_calibrate
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.member_outputs import MemberOutputs, error_probability, predict_all
+from plateaux.evaluation.ood_sets import open_suites
 from plateaux.evaluation.prediction_cache import CacheMode
 from plateaux.evaluation.splits import eval_split
-from plateaux.prediction.cascade_fit import calibrated_log_p, check_cascade, fit_cascade, pool, reference_scores
+from plateaux.prediction.cascade_fit import calibrated_log_p, check_cascade, fit_cascade, pool
 from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.run import Run, RunLike
 
 FILE, IDS = "calibration.json", "calibration-ids.safetensors"
 ADVICE = "restore it, or run `plateaux calibrate` again"
+NO_OPTIONS: Mapping[str, Any] = {}
+Options = TypeVar("Options", CascadeOptions, ConformalOptions, OodOptions)
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """Temperatures, conformal sets, and a rejection threshold of a run, fitted on held-out samples."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StoredCalibration:
+    """The content of calibration.json."""
 
     split: str
     fingerprint: str  # of the source the samples are from
-    ids: Tensor
     hashes: tuple[str, ...]  # of the members' weights
     order: Order  # of pooling and calibrating; the one that is used
     temperatures: Mapping[Order, Temperatures]
     sets: tuple[Conformal, ...]
     threshold: RejectionThreshold
     cascade: Cascade | None = None  # None: all members are always queried
+    ood_score: str  # of predictions, unless they ask for another one
+    ood_alarms: Mapping[str, OodAlarm]  # by OOD score
+    ood_aurocs: Mapping[str, float]  # by OOD score, if the score was chosen on OOD samples
+
+    def find_problem(self) -> str | None:
+        """Return what is wrong with values of the right type, or None."""
+        for order, count in zip(ORDERS, (1, len(self.hashes)), strict=True):
+            values = self.temperatures[order].values if order in self.temperatures else ()
+            if len(values) != count or not all(0 < value < math.inf for value in values):
+                return f"temperatures of {order!r} are {list(values)}, not {count} positive numbers"
+        try:
+            for conformal in self.sets:
+                Conformal.from_dict(conformal.to_dict())
+            if self.cascade is not None:
+                Cascade.from_dict(self.cascade.to_dict())
+        except PlateauxError as problem:
+            return str(problem)
+        if self.cascade is not None and self.cascade.members != len(self.hashes):
+            return f"the cascade is for {self.cascade.members} members, but there are {len(self.hashes)}"
+        if {self.ood_score, *allowed_scores(self.cascade)} != set(self.ood_alarms):
+            return f"there are alarms of {sorted(self.ood_alarms)}, not of all OOD scores"
+        return None if self.sets else "there are no conformal sets"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration(_StoredCalibration):
+    """Temperatures, conformal sets, a rejection threshold, and OOD alarms of a run, fitted on held-out samples."""
+
+    ids: Tensor
     cascade_ids: Tensor | None = None  # of the samples that the cascade was fitted on
-    ood_reference: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # mean and std of each OOD score
 
     def log_p(self, logits: Tensor, order: Order | None = None) -> Tensor:
         """Return the calibrated log-probabilities `[N, C]` of the ensemble, or of its cascade."""
@@ -90,7 +124,9 @@ class Calibration:
             "sets": [fitted.to_dict() for fitted in self.sets],
             "threshold": self.threshold.to_dict(),
             **({} if self.cascade is None else {"cascade": self.cascade.to_dict()}),
-            "ood_reference": {name: list(values) for name, values in self.ood_reference.items()},
+            "ood_score": self.ood_score,
+            "ood_alarms": {name: asdict(alarm) for name, alarm in self.ood_alarms.items()},
+            "ood_aurocs": dict(self.ood_aurocs),
         }
 
     def write(self, run: Run) -> None:
@@ -129,46 +165,14 @@ class Calibration:
         return calibration
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredCalibration:
-    """The content of calibration.json."""
-
-    split: str
-    fingerprint: str
-    hashes: tuple[str, ...]
-    order: Order
-    temperatures: dict[Order, Temperatures]
-    sets: tuple[Conformal, ...]
-    threshold: RejectionThreshold
-    cascade: Cascade | None = None
-    ood_reference: dict[str, tuple[Finite, Finite]] = field(default_factory=dict)
-
-    def find_problem(self) -> str | None:
-        """Return what is wrong with values of the right type, or None."""
-        for order, count in zip(ORDERS, (1, len(self.hashes)), strict=True):
-            values = self.temperatures[order].values if order in self.temperatures else ()
-            if len(values) != count or not all(0 < value < math.inf for value in values):
-                return f"temperatures of {order!r} are {list(values)}, not {count} positive numbers"
-        try:
-            for conformal in self.sets:
-                Conformal.from_dict(conformal.to_dict())
-            if self.cascade is not None:
-                Cascade.from_dict(self.cascade.to_dict())
-        except PlateauxError as problem:
-            return str(problem)
-        if self.cascade is not None and self.cascade.members != len(self.hashes):
-            return f"the cascade is for {self.cascade.members} members, but there are {len(self.hashes)}"
-        return None if self.sets else "there are no conformal sets"
-
-
 def calibrate(
     run: RunLike,
     *,
     split: str = "validation",
     fraction: float = 1.0,
     alphas: Sequence[float] = (0.1, 0.05),
-    conformal: conformal_sets.Kind = "lac",
-    randomized: bool = True,
+    conformal: conformal_sets.Kind | Mapping[str, Any] = "lac",
+    ood: Mapping[str, Any] = NO_OPTIONS,
     target_risk: float = 0.05,
     bound: selective.Bound = "clopper-pearson",
     order: Order = "pool then calibrate",
@@ -176,16 +180,18 @@ def calibrate(
     device: str | None = None,
     progress: Progress = log_messages,
 ) -> Calibration:
-    """Fit temperatures, conformal sets, and a rejection threshold on held-out samples, and store them in the run.
+    """Fit temperatures, conformal sets, a rejection threshold, and OOD alarms on held-out samples, and store them.
 
     Args:
         run: A run, its folder, or its URL.
         split: The held-out samples to fit on: "validation" or "test".
         fraction: Fit on a seeded random fraction of the samples; the rest can be used to evaluate the calibration.
         alphas: Miscoverage levels of the conformal sets: 0.1 for sets that contain the label in 90 % of the cases.
-        conformal: The conformal score: "lac", "aps" or "raps".
-        randomized: Randomize the sets of "aps" and "raps" by the id of the sample: smaller, but new inputs without an
-            id then have no sets. Sets that are not randomized are never empty.
+        conformal: The conformal score: "lac", "aps" or "raps", or settings: `kind`, the score; `randomized`, whether
+            sets of "aps" and "raps" are randomized by the id of the sample (True): smaller, but new inputs without an
+            id then have no sets; `allow_empty`, for the smallest sets (False: they contain the predicted label).
+        ood: Settings of the OOD alarm: `false_alarms`, its rate of false alarms (0.05); `near`, names, folders, or
+            inputs by name of OOD sets, to choose the OOD score on; the alarm is then fitted on half of the samples.
         target_risk: The error rate allowed among the samples that are not rejected.
         bound: The upper confidence bound that controls the risk: "clopper-pearson", "hoeffding", or "none" for a
             threshold without a guarantee.
@@ -199,7 +205,9 @@ def calibrate(
     """
     if not 0 < fraction <= 1:
         raise RecipeError(f"fraction = {fraction}: give a number above 0 and at most 1")
-    settings = _cascade_options(cascade)
+    settings = None if cascade is False else _options("cascade", {} if cascade is True else cascade, CascadeOptions)
+    kind = {"kind": conformal} if isinstance(conformal, str) else conformal
+    set_options, ood_options = _options("conformal", kind, ConformalOptions), _options("ood", ood, OodOptions)
     evaluator = Evaluator(run, device=device)
     target = eval_split(evaluator.recipe, evaluator.data_info, split)
     if target.family == "train":
@@ -223,35 +231,61 @@ def calibrate(
         "calibrate then pool": calibrate_then_pool(outputs.logits, outputs.y),
     }
     log_p = calibrated_log_p(outputs.logits, temperatures[order], fitted_cascade)
-    never_empty = conformal != "lac" and not randomized
     sets = tuple(
         conformal_sets.fit(
-            log_p, outputs.y, outputs.ids, alpha, conformal, randomized=randomized, never_empty=never_empty
+            log_p, outputs.y, outputs.ids, alpha, set_options.kind,
+            randomized=set_options.randomized, never_empty=not set_options.allow_empty,
         )
         for alpha in alphas
-    )
+    )  # fmt: skip
     incorrect = log_p.argmax(-1) != outputs.y
     threshold = selective.fit(error_probability(log_p), incorrect, target_risk, bound=bound)
-    fingerprint, hashes = evaluator.split_fingerprint(target), tuple(evaluator.hashes)
+    scores = partial(all_ood_scores, temperatures=temperatures[order], cascade=fitted_cascade)
+    ood_score, alarms, aurocs = _fit_alarms(evaluator, outputs, scores, ood_options, split, progress)
     calibration = Calibration(
-        split, fingerprint, outputs.ids, hashes, order, temperatures, sets, threshold, fitted_cascade, cascade_ids,
-        reference_scores(outputs.logits, fitted_cascade),
+        split=split, fingerprint=evaluator.split_fingerprint(target), ids=outputs.ids, hashes=tuple(evaluator.hashes),
+        order=order, temperatures=temperatures, sets=sets, threshold=threshold, cascade=fitted_cascade,
+        cascade_ids=cascade_ids, ood_score=ood_score, ood_alarms=alarms, ood_aurocs=aurocs,
     )  # fmt: skip
     calibration.write(evaluator.run)
     remarks = [*temperatures[order].remarks, *(fitted.remark for fitted in sets), threshold.remark]
+    remarks.append(alarms[ood_score].remark)
     for remark in [*remarks, *([] if fitted_cascade is None else [fitted_cascade.remark])]:
         if remark:
             logger.warning("%s", remark)
     return calibration
 
 
-def _cascade_options(cascade: bool | Mapping[str, Any]) -> CascadeOptions | None:
-    """Return the settings of a cascade; None: no cascade."""
-    if cascade is False:
-        return None
-    given = {} if cascade is True else cascade
-    check_names("cascade", given, CascadeOptions.__dataclass_fields__)
-    return CascadeOptions(**given)
+def _options(name: str, given: Mapping[str, Any], kind: type[Options]) -> Options:
+    """Return the settings of a part of the calibration."""
+    check_names(name, given, kind.__dataclass_fields__)
+    return kind(**given)
+
+
+def _fit_alarms(
+    evaluator: Evaluator,
+    outputs: MemberOutputs,
+    scores: Callable[[Tensor], dict[str, Tensor]],
+    options: OodOptions,
+    split: str,
+    progress: Progress,
+) -> tuple[str, dict[str, OodAlarm], dict[str, float]]:
+    """Return the default OOD score, the alarm of every score, and the mean AUROC of every score on the OOD sets."""
+    aurocs: dict[str, float] = {}
+    if options.near:  # the samples that choose the score do not fit the alarm
+        held, outputs = _split(outputs, 0.5, derive_seed(evaluator.recipe.seed, "ood", split))
+        inside = scores(held.logits)
+        opened = open_suites(evaluator, {"near": options.near})["near"]
+        targets = [target for _, open_splits in opened for target in open_splits()]
+        for target in targets:
+            if resized := evaluator.split_identity(target).get("resized"):
+                logger.warning("%s: images were resized from %s", target.name, resized)
+            outside = scores(predict_all(evaluator, target, progress=progress).logits)
+            for name, values in inside.items():
+                value = auroc(values.numpy(), outside[name].numpy()).value
+                aurocs[name] = aurocs.get(name, 0.0) + value / len(targets)
+    alarms = {name: ood_alarm.fit(v.numpy(), options.false_alarms) for name, v in scores(outputs.logits).items()}
+    return max(aurocs, key=aurocs.__getitem__, default=DEFAULT_OOD_SCORE), alarms, aurocs
 
 
 def _split(outputs: MemberOutputs, fraction: float, seed: int) -> tuple[MemberOutputs, MemberOutputs]:

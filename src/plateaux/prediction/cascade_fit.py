@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
 from plateaux.ensembles import cascade as cascades
-from plateaux.ensembles.answers import MEMBER_SCORES
 from plateaux.ensembles.cascade import Cascade, CascadeOptions
-from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.ensembles.temperature import Order, Temperatures, apply
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.member_outputs import MemberOutputs
@@ -60,24 +57,6 @@ def check_cascade(order: Order, evaluator: Evaluator) -> None:
 def pool(logits: Tensor, cascade: Cascade | None) -> Tensor:
     """Return logits `[M, N, C]`, or the log of the mean probability of a cascade as those of one member."""
     return logits if cascade is None else cascade.log_p(logits)[None]
-
-
-def reference_scores(logits: Tensor, cascade: Cascade | None) -> dict[str, tuple[float, float]]:
-    """Return mean and standard deviation of every OOD score of the samples, from logits `[M, N, C]`.
-
-    With a cascade, the scores of a sample come from the members that it queries. One member has no scores that compare
-    members.
-    """
-    members = len(logits)
-    queried = torch.full((logits.shape[1],), members) if cascade is None else cascade.members_queried(logits).cpu()
-    counts = [count for count in range(1, members + 1) if bool((queried == count).any())]
-    found: dict[str, tuple[float, float]] = {}
-    for name, formula in OOD_SCORES.items():
-        if counts[0] == 1 and name in MEMBER_SCORES:
-            continue
-        scores = torch.cat([formula(logits[:count, queried == count]) for count in counts])
-        found[name] = float(scores.mean()), float(scores.std(correction=0))
-    return found
 
 
 def calibrated_log_p(logits: Tensor, temperatures: Temperatures, cascade: Cascade | None) -> Tensor:

@@ -102,6 +102,8 @@ def _expand_url(argument: str, wanted: set[str]) -> list[str]:
 
 def _check_file(file: str, contract: InputContract) -> str:
     suffix = Path(file).suffix.lower()
+    if not Path(file).is_file():
+        raise DataError(f"{file} is not a file. Pipes and devices are not read: write their content to a file first")
     if suffix in ROW_FILES or (contract.is_image and suffix in SUFFIXES):
         return file
     allowed = [*ROW_FILES, *(sorted(SUFFIXES) if contract.is_image else [])]

@@ -21,11 +21,12 @@ from plateaux.core.types import Inputs
 from plateaux.ensembles.answers import Answers, AnswerSettings, is_randomized
 from plateaux.ensembles.cascade import stage_confidence
 from plateaux.ensembles.ensemble import ALL, Ensemble
+from plateaux.ensembles.ood_scores import DEFAULT_OOD_SCORE
 from plateaux.evaluation.loaded_run import load_members
 from plateaux.prediction.calibration import Calibration
 from plateaux.prediction.contract import InputContract
 from plateaux.prediction.predictions import NOT_CALIBRATED
-from plateaux.prediction.predictor import MAX_BATCH, Arrays, Predictor
+from plateaux.prediction.predictor import MAX_BATCH, AnswerOptions, Arrays, Predictor
 from plateaux.prediction.stage_backend import CONFIDENCE, LOGITS, PREVIOUS, QUERIED, StageBackend
 from plateaux.storage.run import Run
 
@@ -87,24 +88,18 @@ class ModuleBackend:
 
 
 def load_run_predictor(
-    run: Run,
-    ood_score: str,
-    alpha: float | None,
-    *,
-    device: str | None,
-    threads: int | None = None,
-    max_batch: int = MAX_BATCH,
+    run: Run, options: AnswerOptions, *, device: str | None, threads: int | None = None, max_batch: int = MAX_BATCH
 ) -> Predictor:
     """Return the ensemble of a run as a predictor; `plateaux.load_predictor` describes the arguments."""
     contract = InputContract.from_run(run)
-    settings, remark = answer_settings(run, ood_score, alpha)
+    settings, remark = answer_settings(run, options)
     if settings.conformal is not None and is_randomized(settings.conformal):
-        remark = (
+        randomized = (
             f"no prediction sets: the {settings.conformal.kind} sets of this calibration are randomized by sample id, "
             "which new inputs do not have; calibrate with --conformal lac, or with --no-randomized"
         )
-        logger.warning("%s", remark)
-        settings = replace(settings, conformal=None)
+        logger.warning("%s", randomized)
+        settings, remark = replace(settings, conformal=None), "; ".join(filter(None, (randomized, remark)))
     ensemble = load_ensemble(run, device=device)
     dtypes = {tensor.dtype for tensor in (*ensemble.parameters(), *ensemble.buffers()) if tensor.is_floating_point()}
     in_float32 = ensemble if dtypes <= {torch.float32} else deepcopy(ensemble).float()
@@ -121,7 +116,7 @@ def load_run_predictor(
 
 
 def answer_settings(
-    run: Run, ood_score: str, alpha: float | None = None, members: Sequence[int] | None = None
+    run: Run, options: AnswerOptions, members: Sequence[int] | None = None
 ) -> tuple[AnswerSettings, str]:
     """Return what is computed from the logits of some members, None: of all, and why some of it is missing."""
     remark = ""
@@ -130,21 +125,26 @@ def answer_settings(
     elif members is not None and list(members) != run.trained_members():
         remark = f"not calibrated for members {list(members)}: the calibration of the run is for all members"
     if remark:
-        if alpha is not None:
-            raise RecipeError(f"alpha = {alpha} was given, but {run} is {remark}")
+        if options.alpha is not None:
+            raise RecipeError(f"alpha = {options.alpha} was given, but {run} is {remark}")
         logger.info("%s", remark)
-        return AnswerSettings(ood_score), remark
+        return AnswerSettings(options.ood_score or DEFAULT_OOD_SCORE, raw=options.raw), remark
     calibration = Calibration.of_weights(run)
     threshold, cascade = calibration.threshold.at, calibration.cascade
+    score = options.ood_score or calibration.ood_score
+    alarm = calibration.ood_alarms.get(score)  # None: AnswerSettings refuses the score
     settings = AnswerSettings(
-        ood_score,
+        score,
         calibration.temperatures[calibration.order],
-        calibration.conformal(alpha),
+        calibration.conformal(options.alpha),
         -1.0 if threshold is None else threshold,  # an error probability is at least 0, so all are rejected
         cascade,
+        None if alarm is None else alarm.threshold,
+        options.raw,
     )
     may_query_one = cascade is not None and cascade.threshold is not None and cascade.stages[0] == 1
-    return settings, ONE_MEMBER if may_query_one else ""
+    remarks = ONE_MEMBER if may_query_one else "", "" if alarm is None else alarm.remark
+    return settings, "; ".join(filter(None, remarks))
 
 
 def load_ensemble(run: Run, *, device: str | None = None) -> Ensemble:

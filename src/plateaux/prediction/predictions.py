@@ -10,7 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from plateaux.storage.atomic import write_atomic
 
 SET_SEPARATOR = "|"
 NOT_CALIBRATED = (
-    "not calibrated: probabilities are the mean of the members, there are no prediction sets and no abstention; "
+    "not calibrated: probabilities are the mean of the members; no prediction sets, no abstention, and no OOD alarm; "
     "run `plateaux calibrate` to fit them"
 )
 
@@ -33,13 +33,13 @@ NOT_CALIBRATED = (
 class Uncertainty:
     """How uncertain the ensemble is, in nats."""
 
-    entropy: NDArray[np.float64]  # [N] of the mean probability: total uncertainty
+    entropy: NDArray[np.float64]  # [N] of the probabilities: total uncertainty
     mutual_information: NDArray[np.float64]  # [N] disagreement of the members: what more data could resolve
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """The answers of an ensemble for N inputs. What was not calibrated is None, and `remark` says so."""
+    """The answers of an ensemble for N inputs, all from `probabilities`. What was not calibrated is None."""
 
     label: NDArray[np.int64]  # [N] the most likely class
     probability: NDArray[np.float64]  # [N] of that class
@@ -48,6 +48,7 @@ class Predictions:
     ood_score: NDArray[np.float64]  # [N] larger: more likely out of distribution
     prediction_set: NDArray[np.bool_] | None  # [N, C] classes of the conformal sets
     abstain: NDArray[np.bool_] | None  # [N]
+    is_ood: NDArray[np.bool_] | None  # [N] whether the OOD score is above the threshold of the alarm
     class_names: tuple[str, ...]  # [C]
     names: tuple[str, ...] = ()  # [N] of the inputs: files, or ids of samples
     ood_score_name: str = "max_probability"
@@ -55,6 +56,7 @@ class Predictions:
     remark: str = ""  # why fields are None
     errors: tuple[str | None, ...] = ()  # [N] why an input has no prediction; its label is -1, other values are NaN
     members_queried: NDArray[np.int64] | None = None  # [N] by a cascade; None: all members, without a cascade
+    raw: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # without the calibration, by name, on request
 
     @classmethod
     def from_answers(
@@ -77,6 +79,7 @@ class Predictions:
             name: answers[name].astype(dtype, copy=False) if name in answers else None for name, dtype in DTYPES.items()
         }
         uncertainty = Uncertainty(arrays.pop("entropy"), arrays.pop("mutual_information"))
+        raw = {name: values for name in RAW if (values := arrays.pop(name)) is not None}
         return cls(
             **arrays,
             uncertainty=uncertainty,
@@ -86,6 +89,7 @@ class Predictions:
             calibrated=calibrated,
             remark=remark,
             errors=errors,
+            raw=raw,
         )
 
     def __len__(self) -> int:
@@ -113,20 +117,21 @@ class Predictions:
         Of an input without a prediction, everything but its name and error is None.
         """
         columns = self.to_columns()
-        chances = columns.pop("probabilities")
+        chances = {name: columns.pop(name) for name in CHANCES if name in columns}
         records = []
         for i in range(len(self)):
             record = {name: values[i] for name, values in columns.items()}
             if self.errors and self.errors[i] is not None:
                 record = {name: value if name in ("name", "error") else None for name, value in record.items()}
             elif probabilities:
-                record["probabilities"] = dict(zip(self.class_names, chances[i], strict=True))
+                record |= {name: dict(zip(self.class_names, rows[i], strict=True)) for name, rows in chances.items()}
             records.append(record)
         return records
 
     def to_columns(self) -> dict[str, list[Any]]:
         """Return the columns of a table with plain Python values."""
         columns: dict[str, list[Any]] = {"name": list(self.names)} if self.names else {}
+        missing: list[Any] = [None] * len(self)
         columns |= {
             "label": self.label.tolist(),
             "label_name": self.label_name,
@@ -134,21 +139,22 @@ class Predictions:
             "entropy": self.uncertainty.entropy.tolist(),
             "mutual_information": self.uncertainty.mutual_information.tolist(),
             "ood_score": self.ood_score.tolist(),
-            "prediction_set": [None] * len(self)
-            if self.prediction_set is None
-            else list(self.prediction_set_names or ()),
-            "abstain": [None] * len(self) if self.abstain is None else self.abstain.tolist(),
+            "is_ood": missing if self.is_ood is None else self.is_ood.tolist(),
+            "prediction_set": self.prediction_set_names or missing,
+            "abstain": missing if self.abstain is None else self.abstain.tolist(),
         }
         if self.members_queried is not None:
             columns["members_queried"] = self.members_queried.tolist()
+        columns |= {name: values.tolist() for name, values in self.raw.items()}
         if self.errors:
             columns["error"] = list(self.errors)
         return columns | {"probabilities": self.probabilities.tolist()}
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the numeric columns as arrays; what was not calibrated is left out."""
-        arrays = {name: getattr(self.uncertainty if name in UNCERTAINTY else self, name) for name in DTYPES}
-        return {name: values for name, values in arrays.items() if values is not None}
+        names = (name for name in DTYPES if name not in RAW)
+        arrays = {name: getattr(self.uncertainty if name in UNCERTAINTY else self, name) for name in names}
+        return {**{name: values for name, values in arrays.items() if values is not None}, **self.raw}
 
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with one row per input."""
@@ -173,14 +179,17 @@ class Predictions:
 
 
 UNCERTAINTY = ("entropy", "mutual_information")
+NUMBERS = ("probability", *UNCERTAINTY, "ood_score")
+RAW = tuple(f"raw_{name}" for name in ("label", "probabilities", *NUMBERS))
+CHANCES = ("probabilities", "raw_probabilities")
+BY_CLASS = (*CHANCES, "prediction_set")  # arrays with one value per class
 DTYPES: Mapping[str, Any] = {  # of the arrays, by name
-    "label": np.int64,
-    **dict.fromkeys(("probability", "probabilities", "ood_score"), np.float64),
-    **dict.fromkeys(("prediction_set", "abstain"), np.bool_),
-    "members_queried": np.int64,
-    **dict.fromkeys(UNCERTAINTY, np.float64),
+    **dict.fromkeys(("label", "members_queried", "raw_label"), np.int64),
+    **dict.fromkeys(("prediction_set", "abstain", "is_ood"), np.bool_),
+    **dict.fromkeys(("probabilities", *NUMBERS, *RAW[1:]), np.float64),
 }
-MISSING = {"label": -1, "prediction_set": False, "abstain": True, "members_queried": 0}  # all others: NaN
+# Of inputs without a prediction; all others: NaN.
+MISSING = {"label": -1, "raw_label": -1, "prediction_set": False, "abstain": True, "is_ood": True, "members_queried": 0}
 
 
 def concatenate(parts: Sequence[Predictions]) -> Predictions:
@@ -237,7 +246,7 @@ def _encode_csv(predictions: Predictions) -> bytes:
     """Return a table; the classes of a prediction set are separated by `|`, what is missing is empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(name for name in predictions.to_columns() if name != "probabilities")
+    writer.writerow(name for name in predictions.to_columns() if name not in CHANCES)
     for record in predictions.to_records(probabilities=False):
         classes = record["prediction_set"]
         record["prediction_set"] = None if classes is None else SET_SEPARATOR.join(classes)
@@ -281,17 +290,16 @@ def _encode_parquet(predictions: Predictions) -> bytes:
     records = predictions.to_records(probabilities=False)
     columns = predictions.to_columns()
     failed = [error is not None for error in predictions.errors] or [False] * len(predictions)
-    chances = [None if bad else row for bad, row in zip(failed, columns.pop("probabilities"), strict=True)]
+    chances = {name: columns.pop(name) for name in CHANCES if name in columns}
     number, text = arrow.float64(), arrow.string()
     kinds = {
-        "label": arrow.int64(),
-        "members_queried": arrow.int64(),
-        "prediction_set": arrow.list_(text),
-        "abstain": arrow.bool_(),
+        name: {np.int64: arrow.int64(), np.bool_: arrow.bool_()}.get(dtype, number) for name, dtype in DTYPES.items()
     }
-    kinds |= dict.fromkeys(("name", "label_name", "error"), text)
-    table = {name: arrow.array([r[name] for r in records], kinds.get(name, number)) for name in columns}
-    table["probabilities"] = arrow.array(chances, arrow.list_(number))
+    kinds |= {**dict.fromkeys(("name", "label_name", "error"), text), "prediction_set": arrow.list_(text)}
+    table = {name: arrow.array([r[name] for r in records], kinds[name]) for name in columns}
+    for name, rows in chances.items():
+        values = [None if bad else row for bad, row in zip(failed, rows, strict=True)]
+        table[name] = arrow.array(values, arrow.list_(number))
     names = {"class_names": json.dumps(predictions.class_names)}
     return _write_parquet(arrow.table(table).replace_schema_metadata(names))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ from plateaux.core.errors import DataError, RecipeError, RunError
 from plateaux.data.data_summary import class_names
 from plateaux.prediction.contract import InputContract
 from plateaux.prediction.inputs import PreparedInputs, prepare
-from plateaux.prediction.predictions import Predictions, concatenate
+from plateaux.prediction.predictions import BY_CLASS, Predictions, concatenate
 
 if TYPE_CHECKING:
     from plateaux.ensembles.ensemble import Ensemble
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 MAX_BATCH = 64  # inputs of one forward pass
 
 Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """What a caller asks a predictor for. None: what the run is calibrated for, or what the bundle has."""
+
+    ood_score: str | None = None
+    alpha: float | None = None
+    raw: bool = False  # also the answers without the calibration
 
 
 class Backend(Protocol):
@@ -80,8 +89,8 @@ class Predictor:
     def empty(self) -> Predictions:
         """Return predictions without a row."""
         classes = self.contract.classes
-        shapes = {"probabilities": (0, classes), "prediction_set": (0, classes)}
-        return self._to_predictions({name: np.zeros(shapes.get(name, (0,))) for name in self.outputs})
+        shapes = {name: (0, classes) if name in BY_CLASS else (0,) for name in self.outputs}
+        return self._to_predictions({name: np.zeros(shape) for name, shape in shapes.items()})
 
     def _predict(self, arrays: Arrays) -> Predictions:
         answers = self.backend(arrays)

@@ -13,10 +13,11 @@ from plateaux.ensembles.answers import Answers, answer_by_members, is_randomized
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.member_outputs import predict_all
 from plateaux.evaluation.prediction_cache import CacheMode
-from plateaux.evaluation.splits import eval_split, ood_split
+from plateaux.evaluation.splits import OWN, eval_split, ood_split, parse_limit
 from plateaux.prediction.cascade_fit import calibrated_log_p
 from plateaux.prediction.load import answer_settings
 from plateaux.prediction.predictions import Predictions
+from plateaux.prediction.predictor import AnswerOptions
 from plateaux.storage.run import RunLike
 
 logger = logging.getLogger(__name__)
@@ -25,23 +26,22 @@ logger = logging.getLogger(__name__)
 def predict_split(
     run: RunLike,
     split: str,
-    ood_score: str,
-    alpha: float | None,
+    options: AnswerOptions,
     *,
     members: Sequence[int] | None,
-    limit: int | None,
     device: str | None,
     cache_logits: CacheMode,
     progress: Progress,
 ) -> Predictions:
     """Predict the samples of a split or of another dataset; `plateaux.predict` describes the arguments."""
-    evaluator = Evaluator(run, members=members, limit=limit, device=device, cache_logits=cache_logits)
-    settings, remark = answer_settings(evaluator.run, ood_score, alpha, members)
-    is_own = split.split(":")[0] in ("test", "train", "validation", "corrupted") or split not in dataset.names()
+    evaluator = Evaluator(run, members=members, device=device, cache_logits=cache_logits)
+    settings, remark = answer_settings(evaluator.run, options, members)
+    name, limit = parse_limit(split)
+    is_own = name.split(":")[0] in OWN or name not in dataset.names()
     target = (
         eval_split(evaluator.recipe, evaluator.data_info, split)
         if is_own
-        else ood_split(split, "elsewhere", evaluator.components)
+        else replace(ood_split(name, "elsewhere", evaluator.components), limit=limit)
     )
     if not is_own and (resized := evaluator.split_identity(target).get("resized")):
         logger.warning("%s: images were resized from %s", split, resized)
@@ -61,7 +61,7 @@ def predict_split(
     return Predictions.from_answers(
         {name: values.numpy() for name, values in answers.items()},
         class_names(evaluator.data_info.labels, evaluator.data_info.classes),
-        ood_score,
+        settings.ood_score,
         settings.temperatures is not None,
         remark,
         tuple(str(number) for number in outputs.ids.tolist()),

@@ -70,7 +70,8 @@ class Service:
         self.bundle = Bundle.open(settings.bundle)
         backend = self.bundle.onnx_backend(threads=settings.threads)
         self.predictor: Predictor = self.bundle.predictor(backend, max_batch=settings.max_rows)
-        self.metrics = ServiceMetrics(self.bundle.manifest.reference)
+        calibration = self.bundle.manifest.calibration
+        self.metrics = ServiceMetrics(None if calibration is None else calibration.alarm)
         self.outputs = protocol.output_names(self.predictor.outputs)
         self.api_key = os.environ.get(API_KEY_VARIABLE, "")
         size, self.speeds = settings.max_batch, dict[int, float]()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from plateaux.core.imports import optional_import
-from plateaux.deploy.manifest import ReferenceScore
+from plateaux.ensembles.ood_alarm import OodAlarm
 from plateaux.prediction.predictions import Predictions
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -23,7 +23,7 @@ WINDOW = 0.999  # weight that a row keeps in the moving mean with every further 
 class ServiceMetrics:
     """Counters and histograms of a worker; all workers of a service report together."""
 
-    def __init__(self, reference: ReferenceScore | None = None) -> None:
+    def __init__(self, reference: OodAlarm | None = None) -> None:
         client = optional_import("prometheus_client", extra="serve")
         self._client = client
         self._is_shared = FOLDER_VARIABLE in os.environ
@@ -47,6 +47,7 @@ class ServiceMetrics:
         )
         self.rows = client.Counter("plateaux_predictions", "Predicted rows", registry=registry)
         self.abstained = client.Counter("plateaux_abstained", "Rows with abstention", registry=registry)
+        self.ood = client.Counter("plateaux_ood", "Rows with an OOD alarm", registry=registry)
         self.ood_mean = client.Gauge(
             "plateaux_ood_score_mean",
             "Moving mean of the OOD score",
@@ -80,6 +81,8 @@ class ServiceMetrics:
         self.rows.inc(len(found))
         if found.abstain is not None:
             self.abstained.inc(int(found.abstain.sum()))
+        if found.is_ood is not None:
+            self.ood.inc(int(found.is_ood.sum()))
         if found.members_queried is not None:
             self.members.inc(int(found.members_queried.sum()))
         kept = WINDOW ** len(found)

@@ -56,6 +56,7 @@ if (form) form.addEventListener("submit", async (event) => {
   const rows = [["label", found.label_name], ["probability", found.probability.toFixed(4)],
     ["entropy (nats)", found.entropy.toFixed(4)], ["mutual information (nats)", found.mutual_information.toFixed(4)],
     ["OOD score", found.ood_score.toFixed(4)],
+    ["out of distribution", found.is_ood === null ? "not available" : found.is_ood ? "yes" : "no"],
     ...("members_queried" in found ? [["members queried", found.members_queried]] : []),
     ["prediction set", found.prediction_set === null ? "not available" : found.prediction_set.join(", ") || "empty"],
     ["abstain", found.abstain === null ? "not available" : found.abstain ? "yes: do not use this answer" : "no"]];

@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from plateaux.core.errors import DataError
 from plateaux.prediction.contract import InputContract
 from plateaux.prediction.inputs import PreparedInputs, prepare
-from plateaux.prediction.predictions import Predictions
+from plateaux.prediction.predictions import BY_CLASS, RAW, Predictions
+from plateaux.prediction.predictions import DTYPES as ARRAYS
+from plateaux.prediction.stage_backend import QUERIED
 from plateaux.serving.pixels import check_pixels
 from plateaux.serving.settings import ServeSettings
 
@@ -32,13 +34,13 @@ DTYPES = {
     "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
 }  # fmt: skip
 MAX_DIMS = 8
-OUTPUT_DTYPES = {
-    "label": "INT64", "label_name": "BYTES", "probability": "FP32", "probabilities": "FP32", "entropy": "FP32",
-    "mutual_information": "FP32", "ood_score": "FP32", "prediction_set": "BOOL", "abstain": "BOOL",
-    "members_queried": "INT64",
-}  # fmt: skip
+OUTPUTS = (
+    "label", "label_name", "probability", "probabilities", "entropy", "mutual_information", "ood_score", "is_ood",
+    "prediction_set", "abstain", QUERIED, *RAW,
+)  # fmt: skip
+KINDS = {np.int64: "INT64", np.bool_: "BOOL", np.float64: "FP32"}
+OUTPUT_DTYPES = {name: "BYTES" if name == "label_name" else KINDS[ARRAYS[name]] for name in OUTPUTS}
 Tensors = Mapping[str, NDArray[Any] | list[bytes]]
-BY_CLASS = ("probabilities", "prediction_set")  # outputs with one value per class
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,12 +76,12 @@ def import_weights(
     if len(specs) != recipe.members:
         raise RecipeError(f"{len(specs)} weight files for {recipe.members} members: give one file for each member")
     splits = build_data(recipe, components)
-    checked = check_data(splits, custom_loss=components.loss is not None)
+    checked = check_data(splits)
     modules = []
     for number, spec in enumerate(specs):
         module = build_member(recipe, splits, number, components)
         _load(module, spec, names or {}, splits.labels)
-        _check_forward(module, recipe, splits, spec, custom_loss=components.loss is not None)
+        _check_forward(module, recipe, splits, spec)
         modules.append(module)
     origins = [_without_folder(spec) for spec in specs]  # a run folder does not name folders of this machine
     info = RunInfo(
@@ -196,7 +196,7 @@ def _strip_prefix(weights: Weights, state: Mapping[str, Tensor], file: str) -> W
 
 
 @torch.no_grad()
-def _check_forward(module: nn.Module, recipe: Recipe, data: DataSplits, spec: str, *, custom_loss: bool) -> None:
+def _check_forward(module: nn.Module, recipe: Recipe, data: DataSplits, spec: str) -> None:
     """Raise RecipeError if a network with its weights cannot process two samples, or gives NaN or infinity."""
     ids = torch.arange(min(CHECKED_SAMPLES, len(data.train)))
     batch = next(eval_batches(recipe, data, data.train.without_augmentation(), ids))
@@ -208,7 +208,7 @@ def _check_forward(module: nn.Module, recipe: Recipe, data: DataSplits, spec: st
             f"The model with the weights of {spec!r} cannot process two samples of {data.name!r}: "
             f"{type(error).__name__}: {first_line(error)}. Use the data that it was trained for"
         ) from error
-    if not custom_loss and (outputs.ndim < 2 or outputs.shape[:2] != (len(ids), data.classes)):
+    if outputs.shape != (len(ids), data.classes):
         raise RecipeError(
             f"The model with the weights of {spec!r} returned outputs of shape {list(outputs.shape)}. Expected: "
             f"{[len(ids), data.classes]}, for the {data.classes} classes of {data.name!r}"

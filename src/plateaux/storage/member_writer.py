@@ -17,7 +17,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -26,8 +26,8 @@ from plateaux.core.formatting import format_duration
 from plateaux.core.process_info import host_id
 from plateaux.core.types import TensorTree
 from plateaux.storage.digests import digest_bytes
-from plateaux.storage.run import SHARED, Claim, MemberProgress, Run, progress_path
-from plateaux.storage.store import LOCK_TIMEOUT_S, Store, encode_json
+from plateaux.storage.run import SHARED, Claim, MemberProgress, Run, encode_progress, progress_path
+from plateaux.storage.store import LOCK_TIMEOUT_S, Store
 
 # The objects that a writer deletes. Other files are not ours: they may be the user's, or a trap in a foreign folder.
 OWN_NAME = re.compile(
@@ -137,11 +137,10 @@ class MemberWriter:
         return f"{self._folder}/{stem}-{self._claim.attempt}{suffix}"
 
     def _swap(self, progress: MemberProgress, claim: Claim | None) -> None:
-        progress = replace(progress, claim=claim)
-        content = encode_json(asdict(progress))
+        content = encode_progress(self.run, self.number, progress, claim)
         if not self._store.swap(progress_path(self.number), content, self._content):
             raise self.taken_over()
-        self._content, self.progress = content, progress
+        self._content, self.progress = content, replace(progress, claim=claim)
 
     def _delete(self, names: Iterable[str]) -> None:
         for name in sorted(names):

@@ -68,6 +68,17 @@ def check_code(run: Run, networks: Iterable[nn.Module] = ()) -> None:
     run.update_info({"code": code, "accepted_changes": info.to_dict()["accepted_changes"]})
 
 
+def check_task(run: Run) -> None:
+    """Raise RunError if the labels of a run are no classes: answers computed from its logits would be meaningless."""
+    labels, classes = run.info.inputs and run.info.inputs.labels, run.info.data.classes
+    if classes < 2 or (labels and (labels.shape or "int" not in labels.dtype)):
+        found = f", {labels.dtype} of shape {['N', *labels.shape]}" if labels else ""
+        raise RunError(
+            f"The labels of {run} are not classes ({classes} outputs{found}). Only classification is supported: "
+            "integer class numbers of shape [N], and at least 2 classes"
+        )
+
+
 def resolved(run: Run) -> Experiment:
     """Return the experiment of a run with the autotuned precision and memory format."""
     recipe = run.resolved_recipe()

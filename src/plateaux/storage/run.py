@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.experiment import Experiment
@@ -27,6 +28,7 @@ from plateaux.storage.store import Store, encode_json, recovery
 SHARED = "shared.safetensors"  # frozen weights that all members share
 BEGIN_LOCK = ".begin"
 BEGIN_TIMEOUT_S = 60.0
+REQUIRED = ("epoch", "checkpoints", "log_parts", "digests")  # fields of progress.json
 
 if TYPE_CHECKING:
     from plateaux.core.types import TensorTree
@@ -62,6 +64,7 @@ class MemberProgress:
     seconds: FiniteSeconds = 0.0  # training time over all attempts; members that train in one process share it equally
     partition_checkpoint: str | None = None  # state at the first partition, from which another run can branch
     digests: Mapping[str, str] = field(default_factory=dict)  # of all objects that are named here
+    member: str = ""  # the id of the run and the number of the member
     claim: Claim | None = None  # None: no process writes this member
 
     @property
@@ -154,14 +157,18 @@ class Run:
         if content is not None:
             old = cls.open(root, check_recipe=False)
             changes = old.info.changes(info)
-            if changes and not accept_changes:
+            has_trained = bool(changes) and _has_trained(old)
+            if has_trained and not accept_changes:
                 raise RunError(
                     f"{root} was trained on other data or with other model code. Differences (stored -> given):\n  "
                     + "\n  ".join(changes)
                     + "\nRestore them, choose another --out, or continue anyway with --accept-changes "
                     "(accept_changes=True), which is recorded in the run"
                 )
-            info = old.info.with_changes(info) if changes else old.info
+            untrained = replace(info, id=old.info.id) if changes else old.info
+            info = old.info.with_changes(info) if has_trained else untrained
+        else:
+            info = replace(info, id=uuid4().hex)
         run = cls(store, experiment, info)
         names = {str(i): run.member_name(i) for i in range(run.recipe.members)}
         tree = {**info.to_dict(), "recipe_digest": digest_bytes(recipe), "members": names}
@@ -212,8 +219,8 @@ class Run:
             return MemberProgress(), None
         advice = "restore it, or delete its folder to train that member again"
         content, file = self.store.get(name), self.store.root / name
-        required = ("epoch", "checkpoints", "log_parts", "digests")
-        return read_shape(MemberProgress, self.store.parse(name, content), file, advice, required=required), content
+        progress = read_shape(MemberProgress, self.store.parse(name, content), file, advice, required=REQUIRED)
+        return _own(self, number, progress), content
 
     def all_progress(self) -> list[MemberProgress]:
         return [self.progress(number) for number in range(self.recipe.members)]
@@ -247,7 +254,7 @@ class Run:
             is_released = False
             while not is_released:
                 progress, content = self.stored_progress(number)
-                released = encode_json(asdict(replace(progress, claim=None)))
+                released = encode_progress(self, number, progress, None)
                 is_released = progress.claim is None or self.store.swap(progress_path(number), released, content)
 
     def log(self, number: int, parts: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -311,6 +318,31 @@ class Run:
             return 0
         content = self.store.get("shared.safetensors")
         return max(0, len(content) - 8 - int.from_bytes(content[:8], "little"))
+
+
+def encode_progress(run: Run, number: int, progress: MemberProgress, claim: Claim | None) -> bytes:
+    """Return the content of progress.json, with the claim of a writer."""
+    return encode_json(asdict(replace(progress, claim=claim, member=_member_id(run, number))))
+
+
+def _own(run: Run, number: int, progress: MemberProgress) -> MemberProgress:
+    """Return progress that was written for this member of this run; that of another one is an error."""
+    if progress.member != _member_id(run, number):
+        raise RunError(
+            f"{run}/members/{number} is not of member {number} of this run: the folder was copied from another "
+            "one. Restore it, or delete it to train that member again"
+        )
+    return replace(progress, member="")
+
+
+def _member_id(run: Run, number: int) -> str:
+    return f"{run.info.id}/{number}" if run.info.id else ""
+
+
+def _has_trained(run: Run) -> bool:
+    """Return whether a member has trained, or a process is about to train one."""
+    found = enumerate(run.all_progress())
+    return any(each.position != (0, 0) or each.claim or run.is_locked(number) for number, each in found)
 
 
 RunLike = Run | str | Path

@@ -109,6 +109,7 @@ class RunInfo:
     """The content of run.json, without the names of the members, which follow from the recipe."""
 
     data: DataInfo
+    id: str = ""  # random; the progress of every member has it too
     imported_from: tuple[str, ...] | None = None  # the weight files of a run that was not trained here
     autotune: AutotuneInfo | None = None  # None: not decided yet
     calibration_digest: str | None = None  # None: not calibrated
@@ -155,6 +156,8 @@ class RunInfo:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         tree: dict[str, Any] = {"format": FORMAT, "data": self.data.to_dict()}
+        if self.id:
+            tree["id"] = self.id
         if self.imported_from is not None:
             tree["imported_from"] = list(self.imported_from)
         if self.autotune is not None:

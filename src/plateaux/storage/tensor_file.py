@@ -22,8 +22,10 @@ DTYPE_NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 def save_in_order(tensors: TensorTree, path: Path, metadata: dict[str, str] | None) -> None:
     """Write safetensors without a copy in memory. The header is sorted, so that equal tensors make equal files."""
+    mode = path.stat().st_mode  # the library replaces the file by one that ignores the umask
     try:
         safetensors.torch.save_file(tensors, path, metadata=metadata)
+        path.chmod(mode)
     except safetensors.SafetensorError as problem:
         is_full = f"os error {errno.ENOSPC}" in str(problem)
         raise OSError(errno.ENOSPC if is_full else errno.EIO, str(problem)) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from plateaux.core.errors import DataError
 from plateaux.core.formatting import format_size
@@ -68,6 +68,15 @@ def from_arrays(
             channel. Both are stored with the run and applied to new inputs. Not for token ids and a torch `Dataset`.
         seed: The seed of the test set.
     """
+    for each, what in ((x, "x"), (test, "test")):
+        if isinstance(each, DataLoader):
+            raise DataError(
+                f"{what} is a DataLoader, whose batches have no sample ids: give its data set, loader.dataset."
+            )
+        if isinstance(each, Iterator):
+            raise DataError(
+                f"{what} is a {type(each).__name__}, which can be read only once: give arrays or a Dataset."
+            )
     if is_hugging_face(x):
         _refuse_labels(x, y)
         x, test_split = train_and_test(x)

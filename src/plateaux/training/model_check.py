@@ -41,7 +41,7 @@ def check_data_and_model(
     recipe: Recipe, data: DataSplits, components: Components, device: torch.device, *, stacklevel: int = 2
 ) -> RunInfo:
     """Check samples and networks before anything is written, and return what was found, to be stored in the run."""
-    checked = check_data(data, custom_loss=components.loss is not None)
+    checked = check_data(data)
     for message in checked.warnings:
         warnings.warn(message, stacklevel=stacklevel)
     networks = check_model(recipe, data, components, device=device, nonfinite=checked.nonfinite)
@@ -127,7 +127,7 @@ def _check_network(
     buffers = dict(module.named_buffers())
     outputs = _attempt(lambda: member(batch.x), lambda error: _cannot_run(error, module, batch.x))
     _check_buffers(buffers, module)
-    _check_outputs(outputs, batch, data, module, custom_loss=components.loss is not None)
+    _check_outputs(outputs, batch, data, module)
     loss = build_loss(recipe, number, components)
     losses = _attempt(lambda: loss(outputs[None], batch), lambda error: _cannot_compute_loss(error, outputs, batch))
     if not isinstance(losses, Tensor) or losses.shape != (1, len(batch)):
@@ -161,15 +161,8 @@ def _check_buffers(before: Mapping[str, Tensor], module: nn.Module) -> None:
         )
 
 
-def _check_outputs(outputs: object, batch: Batch, data: DataSplits, module: nn.Module, *, custom_loss: bool) -> None:
-    if not isinstance(outputs, Tensor):
-        raise RecipeError(
-            f"{_name(module)} returned a {type(outputs).__name__}. Expected: a tensor of logits [B, C], or an object "
-            "with the attribute logits"
-        )
-    if custom_loss and outputs.ndim and len(outputs) == len(batch):
-        return
-    if outputs.ndim < 2 or len(outputs) != len(batch) or outputs.shape[1] != data.classes:
+def _check_outputs(outputs: Tensor, batch: Batch, data: DataSplits, module: nn.Module) -> None:
+    if outputs.shape != (len(batch), data.classes):
         raise RecipeError(
             f"{_name(module)} returned outputs of shape {list(outputs.shape)} for {len(batch)} samples. Expected: "
             f"{[len(batch), data.classes]}, one output for each of the {data.classes} classes of {data.name!r}. The "

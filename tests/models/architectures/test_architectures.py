@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import plateaux
+from plateaux.config.schema import check
 from plateaux.core.errors import RecipeError, UnknownNameError
 from plateaux.core.imports import optional_import
 from plateaux.core.registry import HubAccess, model
@@ -94,6 +95,14 @@ def test_the_shortcut_without_parameters_preserves_channels_last() -> None:
     out.backward(torch.randn(2, 8, 4, 4).contiguous(memory_format=torch.channels_last))
     assert out.is_contiguous(memory_format=torch.channels_last)
     assert gradients[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_more_layers_than_the_limit_are_refused_before_they_are_built() -> None:
+    with pytest.raises(RecipeError, match=r"hidden_sizes lists 100,000 layers. Expected: at most 2,000"):
+        model.get("mlp")(shape=(2,), classes=2, hidden_sizes=(8,) * 100_000)
+    for name in ("vit", "wrn", "resnet"):
+        with pytest.raises(RecipeError, match="less than or equal to 2000"):
+            check("model", model.get(name), {"depth": 100_000})
 
 
 def test_shortcuts_have_weights_only_where_the_shape_changes() -> None:

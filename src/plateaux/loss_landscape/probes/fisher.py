@@ -12,7 +12,7 @@ from plateaux.core.registry import probe
 from plateaux.core.types import Batch, Estimate
 from plateaux.loss_landscape.forward_mode import jvp_outputs
 from plateaux.loss_landscape.loss_surface import LossSurface
-from plateaux.loss_landscape.per_sample import mean_over_samples, squared_gradient_norms
+from plateaux.loss_landscape.per_sample import mean_over_samples, require_cross_entropy, squared_gradient_norms
 from plateaux.loss_landscape.probe import Probe
 
 Labels = Literal["true", "model"]
@@ -56,6 +56,7 @@ def _squares(surface: LossSurface, batch: Batch, labels: Labels) -> Tensor:
     logits, change = jvp_outputs(surface.logits_fn(batch), surface.origin, surface.origin)
     if labels == "true":
         return _jvp_logits(lambda z: surface.losses_from_logits(z, batch), logits, change)[1].square()
+    require_cross_entropy(surface, "The expectation over the labels of the model")
     log_p, slopes = _jvp_logits(lambda z: surface.prepare_logits(z).log_softmax(-1), logits, change)
     return (log_p.exp() * slopes.square()).sum(-1)
 

@@ -28,7 +28,7 @@ from plateaux.loss_landscape.probe import Probe
 
 PASSES_PER_PRODUCT: dict[Kind, int] = {"hessian": 4, "gauss_newton": 2}
 MATRIX: dict[Kind, str] = {
-    "hessian": "Hessian of the mean cross entropy over the trained weights",
+    "hessian": "Hessian of the mean loss over the trained weights",
     "gauss_newton": "mean of J' (diag p - p p') J over the trained weights",
 }
 DATA_STDERR = "standard error of the data from at least eight chunks of at least sixteen samples, if there are enough"

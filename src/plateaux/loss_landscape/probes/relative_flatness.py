@@ -15,7 +15,7 @@ from plateaux.core.registry import probe
 from plateaux.core.types import Estimate
 from plateaux.loss_landscape.forward_mode import ParamsFn, second_derivative
 from plateaux.loss_landscape.loss_surface import LossSurface
-from plateaux.loss_landscape.per_sample import mean_over_draws, mean_over_samples
+from plateaux.loss_landscape.per_sample import mean_over_draws, mean_over_samples, require_cross_entropy
 from plateaux.loss_landscape.probe import Probe
 
 
@@ -49,6 +49,7 @@ def relative_flatness(
 
 def _last_layer_values(surface: LossSurface, scaling: str) -> Tensor:
     """Return the value of every sample `[N]`. Only scaling needs the features of all samples in memory at once."""
+    require_cross_entropy(surface, "The closed form of relative flatness")
     if surface.normalize_logits:
         raise RecipeError(
             "The closed form of relative flatness does not support normalized logits; select the layer by name: "

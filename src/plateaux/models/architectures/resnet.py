@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.ranges import Size
+from plateaux.core.ranges import Depth, Size
 from plateaux.core.registry import model
 from plateaux.models.architectures import channels
 
@@ -31,7 +31,7 @@ Shortcut = Literal["A", "B"]
 @model("resnet56", depth=56)
 @model("resnet110", depth=110)
 def resnet(
-    *, shape: tuple[int, ...], classes: int, depth: Size = 20, width: Size = 16, shortcut: Shortcut = "A"
+    *, shape: tuple[int, ...], classes: int, depth: Depth = 20, width: Size = 16, shortcut: Shortcut = "A"
 ) -> nn.Module:
     """ResNet for 32 px images of a depth 6n+2.
 

@@ -7,7 +7,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from plateaux.core.ranges import Size
+from plateaux.core.errors import RecipeError
+from plateaux.core.ranges import MAX_DEPTH, Size
 from plateaux.core.registry import model
 from plateaux.models.architectures import channels as image_channels
 
@@ -24,6 +25,8 @@ def mlp(
     >>> mlp(shape=(2,), classes=3, hidden=(8,))[1]
     Linear(in_features=2, out_features=8, bias=True)
     """
+    if len(hidden_sizes) > MAX_DEPTH:
+        raise RecipeError(f"hidden_sizes lists {len(hidden_sizes):,} layers. Expected: at most {MAX_DEPTH:,}")
     layers: list[nn.Module] = [nn.Flatten()]
     width = prod(shape)
     for size in hidden_sizes:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.ranges import Fraction, Size
+from plateaux.core.ranges import Depth, Fraction, Size
 from plateaux.core.registry import model
 from plateaux.models.architectures import channels
 
@@ -25,7 +25,7 @@ def vit(
     classes: int,
     patch_size: Size = 4,
     width: Size = 192,
-    depth: Size = 6,
+    depth: Depth = 6,
     heads: Size = 3,
     dropout: Fraction = 0.0,
     attention: Kernel = "plain",

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.ranges import Fraction, Size
+from plateaux.core.ranges import Depth, Fraction, Size
 from plateaux.core.registry import model
 from plateaux.models.architectures import channels
 
@@ -16,7 +16,7 @@ from plateaux.models.architectures import channels
 @model("wrn28_10", depth=28, widen_factor=10)
 @model("wrn40_2", depth=40, widen_factor=2)
 def wrn(
-    *, shape: tuple[int, ...], classes: int, depth: Size = 28, widen_factor: Size = 10, dropout: Fraction = 0.0
+    *, shape: tuple[int, ...], classes: int, depth: Depth = 28, widen_factor: Size = 10, dropout: Fraction = 0.0
 ) -> nn.Module:
     """Wide ResNet of a depth 6n+4, `widen_factor` times as wide as a CIFAR ResNet."""
     blocks, rest = divmod(depth - 4, 6)

@@ -58,7 +58,7 @@ class Trainer:
         self.recipe, self.device = run.recipe, device
         self.train_ids, self.valid_ids = train_val_split(self.recipe, data)
         self.metrics = validation_metrics(self.recipe.train.select)
-        self.probe_callback = ProbeCallback(self.recipe, data, self.train_ids, device, trust=run.components.trust)
+        self.probe_callback = ProbeCallback(self.recipe, data, self.train_ids, device, run.components)
         self.method = run.experiment.method()
         self.finished_members = finished_members  # whose outputs are part of the loss of sequential methods
         self.diverged: list[DivergedError] = []  # errors of members that diverged while the others continue
