@@ -68,7 +68,7 @@ def resnets(folder: Path) -> plateaux.Run:
     file = data_root(None) / NETWORKS
     recipe = {"members": 5, "data": data, "model": {"name": [f"resnet{depth}" for depth in (*DEPTHS, 20)]}}
     weights = [f"{file}:resnet{depth}." for depth in DEPTHS]
-    last = str(Path(str(fifth)) / "members" / "0" / "weights.safetensors")
+    last = str(Path(str(fifth)) / str(fifth.progress(0).weights))
     return plateaux.import_weights(folder / "run", plateaux.Recipe.from_dict(recipe), [*weights, last])
 
 

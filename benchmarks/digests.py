@@ -23,9 +23,9 @@ from safetensors.torch import save_file
 
 import plateaux
 from plateaux.core.registry import model
-from plateaux.storage import digests, run, store
+from plateaux.storage import digests, member_writer, store
 
-TIMED = ("digest_bytes", "digest_file", "check_digest", "with_json_digest", "check_json_digest", "embed_digest")
+TIMED = ("digest_bytes", "digest_file", "check_digest", "with_json_digest", "check_json_digest")
 REPETITIONS = 5
 
 
@@ -34,9 +34,9 @@ class Timer:
 
     def __init__(self) -> None:
         self.seconds, self._depth = 0.0, 0
-        for name in (*TIMED, "check_embedded_digest"):
+        for name in TIMED:
             timed = self._timed(getattr(digests, name))
-            for module in (store, run):
+            for module in (store, member_writer):
                 if hasattr(module, name):
                     setattr(module, name, timed)
 

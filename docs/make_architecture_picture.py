@@ -31,7 +31,7 @@ DESCRIPTIONS = {
     "deploy": "bundles, export, batch prediction, Hub",
     "prediction": "predictor, input contract, predictions, calibration",
     "evaluation": "evaluator, prediction cache, metrics, OOD detection",
-    "storage": "run folder, object store, leases, caches, imported weights",
+    "storage": "run folder, object store, caches, imported weights",
     "config": "recipe, search space, builders",
     "ensembles": "Ensemble, combination, soups, selection, conformal sets",
     "integrations": "adapters for Lightning, Hugging Face, trackers",

@@ -6,6 +6,7 @@ Add a row here rather than a fixture. Names that begin with `cases:` are reached
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -314,4 +315,16 @@ def blobs(*changes: str) -> Recipe:
 
 def weight_files(run: Run) -> list[bytes]:
     """Return the content of the weights files of all members."""
-    return [run.store.get(f"members/{n}/weights.safetensors") for n in range(run.recipe.members)]
+    return [weights_path(str(run), n).read_bytes() for n in range(run.recipe.members)]
+
+
+def rewrite(run: Run) -> None:
+    """Write the recipe and the description of a run with their digests, as anyone can who changes a run folder."""
+    digest = run.store.put("recipe.toml", run.recipe.to_toml().encode())
+    members = run.store.get_json("run.json")["members"]
+    run.store.put_json("run.json", {**run.info.to_dict(), "recipe_digest": digest, "members": members})
+
+
+def weights_path(run: str | Path, number: int) -> Path:
+    """Return the file with the weights of a member of a run in a folder."""
+    return Path(run) / json.loads((Path(run) / f"members/{number}/progress.json").read_text())["weights"]

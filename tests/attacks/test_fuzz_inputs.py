@@ -252,7 +252,7 @@ WORDS = (
     "x" * 10_000, "../x", "near", "near=", "=x", "near=moons,digits", "mlp", "moons", "optimizer.lr=-1",
     "optimizer.lr=x", "train.epochs=x", "members=0", "x", "a.b.c=1", "=", "data.samples=-5", "data.name=nope",
     "model.hidden_sizes=[]", "members=[1", "method.rho=nan", "optimizer.name='Nope'",
-    "run/members/0/weights.safetensors", "os", "os.path", "aps", "lac", "hoeffding", "greedy", "float16", "off",
+    "run/members/0/weights-1.safetensors", "os", "os.path", "aps", "lac", "hoeffding", "greedy", "float16", "off",
     "loop", "vmap", "offload", "1", "2",
 )  # fmt: skip
 

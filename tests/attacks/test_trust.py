@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from attacking import COUNTS, EXIT_CODES, IS_LONG
+from cases import rewrite
 from hf_folders import save_texts
 
 import plateaux
@@ -135,7 +136,7 @@ def folder(tmp_path: Path) -> Path:
     plateaux.calibrate(plateaux.train(plateaux.Recipe.parse(RECIPE), here / "run"))
     shutil.copytree(here / "run", here / "evil-run")
     hostile = Experiment(plateaux.Recipe.load(here / "evil.toml"))
-    replace(plateaux.Run.open(here / "evil-run"), experiment=hostile)._write()  # with the digest of the hostile recipe
+    rewrite(replace(plateaux.Run.open(here / "evil-run"), experiment=hostile))  # with the digest of the hostile recipe
     shutil.copytree(here / "run", here / "fetching-run")
     original = plateaux.Run.open(here / "fetching-run")
     recipe = plateaux.Recipe.load(here / "fetching-hf.toml")
@@ -144,7 +145,7 @@ def folder(tmp_path: Path) -> Path:
         data=replace(original.info.data, shape=(1, 8, 8)),
         model_configs={recipe.model.name: TIMM_CONFIG},
     )
-    replace(original, experiment=Experiment(recipe), info=info)._write()
+    rewrite(replace(original, experiment=Experiment(recipe), info=info))
     return here
 
 

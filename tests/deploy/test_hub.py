@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,41 @@ def test_a_folder_and_a_bucket_are_targets_and_sources(exported: Path, tmp_path:
         with pytest.raises(RunError, match="is not empty"):
             plateaux.pull(address, out)
     assert events[-1] == WorkDone(len(names) - 1, len(names) - 1)
+
+
+@pytest.mark.parametrize("done", range(1, 4))
+def test_a_push_or_pull_into_a_folder_that_was_killed_can_be_repeated(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int
+) -> None:
+    for copy, out in ((plateaux.push, tmp_path / "pushed"), (plateaux.pull, tmp_path / "pulled")):
+        with monkeypatch.context() as patch:
+            # At the first byte of a file: the process that is killed has no chance to delete it.
+            patch.setattr(os, "replace", fail_after(done, KeyboardInterrupt))
+            patch.setattr(os, "unlink", lambda *_, **__: None)
+            with pytest.raises(KeyboardInterrupt):
+                copy(exported, out)
+        assert len(read_files(out)) == done + 1
+        copy(exported, out)
+        assert read_files(out) == read_files(exported)
+        (out / "notes.txt").write_text("mine")
+        (out / "manifest.json").unlink()
+        with pytest.raises(RunError, match="is not empty"):
+            copy(exported, out)
+        assert (out / "notes.txt").read_text() == "mine"
+
+
+def fail_after(calls: int, error: type[BaseException]) -> Callable[..., None]:
+    """Return a renaming function that fails after so many calls."""
+    real, left = os.replace, calls
+
+    def failing(*args: Any, **options: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise error
+        real(*args, **options)
+
+    return failing
 
 
 def test_a_bundle_without_code_is_pushed_byte_by_byte(exported: Path, tmp_path: Path) -> None:

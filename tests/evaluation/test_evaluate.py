@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from plateaux.core.row_names import MEAN_LOGIT, MEAN_OF_MEMBERS, MEAN_PROBABILIT
 from plateaux.deploy.load_predictor import load_predictor
 from plateaux.evaluation.evaluate import STANDARD, evaluate
 from plateaux.storage.local_store import LocalStore
+from plateaux.storage.member_writer import write_member
 from plateaux.storage.run import Run
 from plateaux.training.train import train
 
@@ -153,8 +155,8 @@ def test_a_member_without_weights_is_an_error(tmp_path: Path) -> None:
 def test_weights_of_another_model_are_refused(run: Path, tmp_path: Path) -> None:
     train(recipe("members=1", "train.epochs=1"), tmp_path)
     opened = Run.open(tmp_path)
-    opened.put_weights(0, {"other": torch.ones(1)}, epoch=1)
-    opened.commit(0, opened.progress(0))
+    with write_member(opened, 0) as writer:
+        writer.commit(replace(writer.progress, weights=writer.put_weights({"other": torch.ones(1)}, epoch=1)))
     with pytest.raises(
         RunError,
         match=r"The weights of member 0 do not match the model 'mlp': missing \['1\.bias'.*unexpected \['other'\]",

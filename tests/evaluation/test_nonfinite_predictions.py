@@ -21,6 +21,7 @@ from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.errors import PlateauxError
 from plateaux.evaluation.finite import require_finite
 from plateaux.evaluation.metric_loop import BatchOutputs
+from plateaux.storage.member_writer import write_member
 from plateaux.storage.run import Run
 
 RECIPE = Recipe.parse("""
@@ -49,8 +50,8 @@ def run(tmp_path: Path) -> Run:
 def damage_weights(run: Run, number: int) -> None:
     weights = {name: values.clone() for name, values in run.weights(number).items()}
     next(iter(weights.values())).view(-1)[0] = torch.nan
-    name = run.put_weights(number, weights, epoch=1)
-    run.commit(number, replace(run.progress(number), weights=name))
+    with write_member(run, number) as writer:
+        writer.commit(replace(writer.progress, weights=writer.put_weights(weights, epoch=1)))
 
 
 def with_nan_inputs() -> DataSplits:

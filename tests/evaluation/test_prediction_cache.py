@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import weights_path
 
 import plateaux
 from plateaux.config.components import Components
@@ -92,9 +93,7 @@ def test_cached_logits_of_other_weights_are_not_used(run: Path, tmp_path: Path, 
     train(recipe("seed=1"), tmp_path)
     evaluate(tmp_path, metrics=["nll"])
     log_lines.clear()
-    name = Run.open(tmp_path).progress(0).weights
-    assert name is not None
-    (tmp_path / name).write_bytes((run / name).read_bytes())
+    weights_path(tmp_path, 0).write_bytes(weights_path(run, 0).read_bytes())
     with pytest.raises(RunError, match="does not match its digest"):
         evaluate(tmp_path, metrics=["nll"], cache_logits="off")
 

@@ -7,16 +7,18 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from cases import NO_DATA
 from safetensors.torch import save_file
 
 import plateaux
+from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
-from plateaux.core.errors import RunError, StorageError
+from plateaux.core.errors import StorageError
 from plateaux.core.formatting import hide_folders
 from plateaux.core.progress import Message
 from plateaux.reports.export import to_csv, to_html, to_json, to_markdown
 from plateaux.reports.report import report
-from plateaux.storage.remote_store import open_store
+from plateaux.storage.member_writer import write_member
 from plateaux.training.job_records import load_records, record_job
 from plateaux.training.jobs import Job
 
@@ -102,15 +104,11 @@ def test_a_report_shows_samples_only_on_request(root: Path) -> None:
     assert names["named"] == {"gallery"}
 
 
-def test_a_lease_names_its_owner_without_the_name_of_the_machine(root: Path) -> None:
-    pytest.importorskip("fsspec", reason='fsspec is not installed: pip install "plateaux[cloud]"')
-    store = open_store(f"memory://{root.parent.name}")
-    with store.lock("m"):
-        content = store.get("m/.lease").decode()
-        assert HOST not in content
-        other = open_store(f"memory://{root.parent.name}")
-        with pytest.raises(RunError, match=r"pid \d+ on this machine"), other.lock("m", timeout=0):
-            pass
+def test_a_claim_names_its_process_without_the_name_of_the_machine(root: Path) -> None:
+    run = plateaux.Run.begin(root, Experiment(Recipe.from_dict(RECIPE)), NO_DATA)
+    with write_member(run, 0):
+        assert run.progress(0).claim is not None
+        assert HOST not in run.store.get("members/0/progress.json").decode()
 
 
 def test_folders_of_this_machine_are_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import rewrite
 from hf_folders import (
     TINY_BERT,
     TINY_VIT,
@@ -373,7 +374,7 @@ def test_a_hostile_configuration_in_a_run_is_an_error(tmp_path: Path) -> None:
     name = run.recipe.model.name
     for config in ({"model_type": "evil"}, {"model_type": "bert", "hidden_size": -1}, {}):
         hostile = replace(run, info=replace(run.info, model_configs={name: config}))
-        hostile._write()
+        rewrite(hostile)
         with pytest.raises(PlateauxError):
             plateaux.load_predictor(tmp_path / "run")
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import synthetic_results as synthetic
 import torch
+from cases import rewrite
 from typer.testing import CliRunner
 
 import plateaux
@@ -148,7 +149,7 @@ def test_runs_are_distinguished_by_their_recipes(full_run: Path, tmp_path: Path)
     for name, seed, rho in (("a", 0, 0.1), ("b", 1, 0.1), ("c", 0, 0.2), ("d", 0, 0.2)):
         root = copy_run(full_run, tmp_path / name)
         changed = plateaux.Recipe.from_dict({**RECIPE, "seed": seed, "method": {**RECIPE["method"], "rho": rho}})  # type: ignore[dict-item]
-        replace(Run.open(root), experiment=Experiment(changed))._write()
+        rewrite(replace(Run.open(root), experiment=Experiment(changed)))
         roots.append(root)
     inputs = read_inputs(roots)
     assert [(each.name, each.repetition) for each in inputs.sections] == [

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import weights_path
 
 import plateaux
 from plateaux.config.builders.model import build_members
@@ -250,7 +251,7 @@ def test_a_run_that_was_not_trained_is_bound_to_its_code(
     if kind == "soup":
         plateaux.soup(run, out, split="test", max_barrier=1e9)
     else:
-        files = [run.store.root / "members" / str(number) / "weights.safetensors" for number in range(2)]
+        files = [weights_path(str(run), number) for number in range(2)]
         given = {"data": samples(), "model": write().net, "trust": ["own_methods"]}
         plateaux.import_weights(out, plateaux.Recipe.from_dict(RECIPE), files, **given)
     plateaux.evaluate(opened(out, write()), metrics="nll")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import weights_path
 from typer.testing import CliRunner
 
 from plateaux import Recipe, calibrate, evaluate, load_predictor, predict, train
@@ -55,7 +56,7 @@ def flip(file: Path, position: float) -> None:
 def test_digests_equal_hashlib() -> None:
     small, large = b"abc", bytes(range(256)) * 5000
     assert digests.digest_bytes(small) == f"sha256:3:{hashlib.sha256(small).hexdigest()}"
-    expected = f"blake2b:{len(large)}:{hashlib.blake2b(large, digest_size=32).hexdigest()}"
+    expected = f"sha256:{len(large)}:{hashlib.sha256(large).hexdigest()}"
     assert digests.digest_bytes(large) == digests.digest_file(io.BytesIO(large)) == expected
 
 
@@ -72,11 +73,11 @@ def test_progress_names_the_digest_of_every_object_of_a_member(run: Path) -> Non
 
 @pytest.mark.parametrize("position", [0.01, 0.5, 0.99])
 def test_a_flipped_bit_in_the_weights_is_detected(run: Path, position: float) -> None:
-    flip(run / "members/1/weights.safetensors", position)
+    flip(weights_path(run, 1), position)
     shutil.rmtree(run / "predictions")
-    with pytest.raises(StorageError, match=r"weights\.safetensors is damaged.*delete members/1 and run the same"):
+    with pytest.raises(StorageError, match=r"weights-\w+\.safetensors is damaged.*delete members/1 and run the same"):
         evaluate(run, metrics="accuracy")
-    with pytest.raises(StorageError, match=r"weights\.safetensors is damaged"):
+    with pytest.raises(StorageError, match=r"weights-\w+\.safetensors is damaged"):
         load_predictor(run)
 
 
@@ -85,7 +86,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_detected(tmp_path: Path, position: flo
     recipe, root = Recipe.from_dict(RECIPE), tmp_path / "run"
 
     def interrupt(event: object) -> None:
-        if isinstance(event, MemberUpdate) and (root / "members/0/progress.json").exists():
+        if isinstance(event, MemberUpdate) and Run.open(root).progress(0).checkpoints:
             raise Interrupted("stopped")
 
     with pytest.raises(Interrupted):
@@ -97,7 +98,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_detected(tmp_path: Path, position: flo
 
 
 def test_weights_of_another_member_are_detected(run: Path) -> None:
-    shutil.copy(run / "members/0/weights.safetensors", run / "members/1/weights.safetensors")
+    shutil.copy(weights_path(run, 0), weights_path(run, 1))
     with pytest.raises(StorageError, match="does not match its digest"):
         load_predictor(run)
 
@@ -118,7 +119,7 @@ def test_cached_logits_under_another_name_are_detected(run: Path) -> None:
     for folder in run.glob("predictions/*"):
         first, second = sorted(folder.glob("*-logits.safetensors"))
         shutil.copy(first, second)
-    with pytest.raises(StorageError, match="it is the file 'predictions/"):
+    with pytest.raises(StorageError, match="does not match its digest"):
         evaluate(run, metrics="nll")
 
 
@@ -151,11 +152,11 @@ def test_tensor_files_stay_readable_by_other_programs(run: Path) -> None:
     from safetensors.torch import load_file
 
     ours = Run.open(run).weights(0)
-    theirs = load_file(run / "members/0/weights.safetensors")
+    theirs = load_file(weights_path(run, 0))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs.keys() | ours.keys())
 
 
-def test_an_array_file_contains_its_digest(tmp_path: Path) -> None:
+def test_the_digest_of_an_array_is_in_the_json_next_to_it(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     with store.array_writer("a.safetensors", np.float32, 1000, {"key": "value"}) as write:
         write(np.arange(1000, dtype=np.float32))
@@ -167,6 +168,10 @@ def test_an_array_file_contains_its_digest(tmp_path: Path) -> None:
         store.get_array("a.safetensors")
     with pytest.raises(StorageError, match="does not match its digest"):
         list(store.iter_array("a.safetensors", 100))
+    (tmp_path / "b.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes())
+    shutil.copy(tmp_path / "a.json", tmp_path / "b.json")
+    with pytest.raises(StorageError, match=r"b\.json does not have its digest"):
+        store.get_array("b.safetensors")
 
 
 def test_verify_passes_for_an_intact_run(run: Path) -> None:
@@ -187,18 +192,21 @@ def test_verify_names_every_damaged_and_missing_file(run: Path) -> None:
         for damage in ("flip", "truncate", "delete"):
             flip(file, 0.6) if damage == "flip" else file.write_bytes(content[:-9])
             is_named = file.relative_to(run).parts[0] in ("members", "calibration.json")
+            has_record = file.suffix == ".json" and file.with_suffix(".safetensors").exists()
             if damage == "delete":
                 file.unlink()
-                if not is_named or file.name == "progress.json":
+                if not (is_named or has_record) or file.name == "progress.json":
                     file.write_bytes(content)
                     continue
             name = file.relative_to(run).as_posix()
+            damaged = {name, name.removesuffix(".json") + ".safetensors"} if has_record else {name}
+            damaged -= {name} if damage == "delete" and has_record else set()
             result = verify(run)
-            assert list(result.damaged) == [name], (name, damage)
-            assert file.name in result.damaged[name]
+            assert result.damaged.keys() == damaged, (name, damage)
+            assert all(Path(each).stem in problem for each, problem in result.damaged.items())
             file.write_bytes(content)
-    flip(run / "members/0/weights.safetensors", 0.5)
+    flip(weights_path(run, 0), 0.5)
     done = CliRunner().invoke(app, ["verify", str(run), "--json"])
     assert done.exit_code == 4
-    assert json.loads(done.stdout)["damaged"].keys() == {"members/0/weights.safetensors"}
+    assert json.loads(done.stdout)["damaged"].keys() == {weights_path(run, 0).relative_to(run).as_posix()}
     assert isinstance(done.exception, SystemExit | PlateauxError)

@@ -181,7 +181,7 @@ def test_a_killed_build_continues_to_the_same_bytes(tmp_path: Path, monkeypatch:
     prepare_features([source(tmp_path / "killed")], SINGLE_PROCESS)
     assert content(tmp_path / "killed") == whole
     assert not list(tmp_path.rglob(".part-*"))
-    assert len(whole) == 2 * (2 * 13 + 1)
+    assert len(whole) == 2 * (4 * 13 + 1)  # features and labels with their digests, and about.json
 
 
 def test_a_second_run_does_not_run_the_backbone(tmp_path: Path, passes: list[int]) -> None:

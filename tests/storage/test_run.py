@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cases import NO_DATA, blobs
+from cases import NO_DATA, blobs, weight_files, weights_path
 
 import plateaux
 from plateaux.config.experiment import Experiment
@@ -17,6 +18,7 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError, StorageError
 from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.storage.local_store import LocalStore
+from plateaux.storage.member_writer import MemberWriter, write_member
 from plateaux.storage.run import MemberProgress, Run, environment
 from plateaux.storage.run_info import FORMAT, AutotuneInfo, DataInfo, RunInfo, UnlabeledInfo
 from plateaux.training.train import train
@@ -64,7 +66,8 @@ def test_the_folder_of_another_member_is_refused(source: str, trained: Path, tmp
 def test_a_run_folder_has_the_documented_files(trained: Path) -> None:
     names = set(contents(trained))
     assert {"run.json", "recipe.toml", "environment.json"} < names
-    assert {f"members/{n}/{file}" for n in (0, 1) for file in ("weights.safetensors", "progress.json")} < names
+    assert {f"members/{n}/progress.json" for n in (0, 1)} < names
+    assert all(re.fullmatch(r"weights-[0-9a-f]{8}\.safetensors", weights_path(trained, n).name) for n in (0, 1))
     info = json.loads((trained / "run.json").read_text())
     assert info["format"] == FORMAT
     assert list(info["members"]) == ["0", "1"]
@@ -78,7 +81,7 @@ def test_weights_can_be_loaded_without_plateaux(trained: Path) -> None:
     from safetensors.numpy import load_file
 
     x = np.ones((5, 2), dtype=np.float32)
-    w = load_file(trained / "members/1/weights.safetensors")
+    w = load_file(weights_path(trained, 1))
     logits = np.maximum(x @ w["1.weight"].T + w["1.bias"], 0) @ w["3.weight"].T + w["3.bias"]
     from plateaux.deploy.load_predictor import load_predictor
 
@@ -141,7 +144,8 @@ def test_executor_and_run_settings_do_not_make_another_recipe(
 def test_other_data_with_the_same_recipe_are_rejected(tmp_path: Path) -> None:
     Run.begin(tmp_path, Experiment(RECIPE), RunInfo(DataInfo.from_splits(numbers())))
     run = Run.begin(tmp_path, Experiment(RECIPE), RunInfo(DataInfo.from_splits(numbers())))
-    run.commit(0, MemberProgress(epoch=1))
+    with write_member(run, 0) as writer:
+        writer.commit(MemberProgress(epoch=1))
     with pytest.raises(RunError) as error:
         Run.begin(tmp_path, Experiment(RECIPE), RunInfo(DataInfo.from_splits(numbers(1.0))))
     assert (
@@ -160,9 +164,7 @@ def test_a_larger_ensemble_trains_only_the_new_members(trained: Path, tmp_path: 
     after = contents(run)
     assert {name: after[name] for name in before} == before
     new_run = train(RECIPE.replaced(members=3), tmp_path / "new")
-    for number in range(3):
-        name = f"members/{number}/weights.safetensors"
-        assert after[name] == new_run.store.get(name)
+    assert weight_files(Run.open(run)) == weight_files(new_run)
     assert len(json.loads(after["run.json"])["members"]) == 3
 
 
@@ -195,11 +197,18 @@ def test_a_new_member_is_at_the_first_epoch(tmp_path: Path) -> None:
 def test_progress_is_read_back_and_unreferenced_objects_are_deleted(tmp_path: Path) -> None:
     run = Run.begin(tmp_path, Experiment(RECIPE), NO_DATA)
     old = MemberProgress(epoch=1, step=2)
-    part = run.put_log(0, old, [{"loss": 0.5}, {"loss": 0.25}])
-    state = run.put_state(0, old, {"x": torch.ones(1)})
-    best = run.put_weights(0, {"w": torch.ones(2)}, epoch=1, best=True)
-    spare = run.put_weights(0, {"w": torch.ones(2)}, epoch=0, best=True)
-    run.put_state(0, MemberProgress(epoch=1, step=1), {"x": torch.ones(1)})
+    with write_member(run, 0) as writer:
+        _check_a_commit(tmp_path, run, writer, old)
+    stored = Run.open(tmp_path).progress(0)
+    assert stored.claim is None
+
+
+def _check_a_commit(tmp_path: Path, run: Run, writer: MemberWriter, old: MemberProgress) -> None:
+    part = writer.put_log(old, [{"loss": 0.5}, {"loss": 0.25}])
+    state = writer.put_state(old, {"x": torch.ones(1)})
+    best = writer.put_weights({"w": torch.ones(2)}, epoch=1, best=True)
+    spare = writer.put_weights({"w": torch.ones(2)}, epoch=0, best=True)
+    writer.put_state(MemberProgress(epoch=1, step=1), {"x": torch.ones(1)})
     progress = replace(
         old,
         checkpoints=((1, 2, state),),
@@ -209,9 +218,10 @@ def test_progress_is_read_back_and_unreferenced_objects_are_deleted(tmp_path: Pa
         best=0.1,
         seconds=2.5,
     )
-    run.commit(0, progress)
+    writer.commit(progress)
     stored = Run.open(tmp_path).progress(0)
-    assert replace(stored, digests={}) == progress
+    assert stored.claim is not None
+    assert replace(stored, digests={}, claim=None) == progress
     assert stored.digests.keys() == {part, state, best, spare}
     assert set(run.store.names("members/0")) == {part, state, best, spare, "members/0/progress.json"}
     assert run.log(0) == [{"loss": 0.5}, {"loss": 0.25}]
@@ -304,8 +314,10 @@ def test_run_info_is_read_back_and_keeps_the_stored_keys(tmp_path: Path) -> None
 def test_shared_weights_are_written_once(tmp_path: Path) -> None:
     run = Run.begin(tmp_path, Experiment(RECIPE), NO_DATA)
     assert run.shared() == {}
-    run.put_shared({})
-    assert not run.store.has("shared.safetensors")
-    run.put_shared({"backbone": torch.ones(2)})
-    run.put_shared({"backbone": torch.zeros(2)})
+    with write_member(run, 0) as writer:
+        writer.put_shared({})
+        assert not run.store.has("shared.safetensors")
+        writer.put_shared({"backbone": torch.ones(2)})
+        writer.put_shared({"backbone": torch.zeros(2)})
+        writer.commit(MemberProgress())
     assert torch.equal(run.shared()["backbone"], torch.ones(2))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import weights_path
 from typer.testing import CliRunner
 
 from plateaux import Recipe, Run, train
@@ -44,7 +45,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 def outside(tmp_path: Path) -> Path:
     folder = tmp_path / "outside"
     folder.mkdir()
-    for name in ("thesis.txt", "weights.safetensors", "resume-0-0.pt"):
+    for name in ("thesis.txt", "weights-0123abcd.safetensors", "resume-0-0-0123abcd.pt"):
         (folder / name).write_text("precious")
     return folder
 
@@ -68,11 +69,10 @@ def test_training_in_a_folder_with_a_linked_member_deletes_nothing_outside(run: 
     assert content(outside) == before
 
 
-@pytest.mark.parametrize(
-    "name", ["run.json", "recipe.toml", "members", "members/0/progress.json", "members/0/weights.safetensors"]
-)
+@pytest.mark.parametrize("name", ["run.json", "recipe.toml", "members", "members/0/progress.json", "weights"])
 def test_a_linked_file_or_folder_is_refused_by_training_and_evaluation(run: Path, outside: Path, name: str) -> None:
     target = outside / "target"
+    name = str(weights_path(run, 0).relative_to(run)) if name == "weights" else name
     (run / name).rename(target)
     (run / name).symlink_to(target)
     before = {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()}
@@ -122,7 +122,7 @@ def test_files_that_plateaux_did_not_write_are_not_deleted(run: Path) -> None:
     notes = [run / "members" / "0" / name for name in ("notes.md", "resume.txt", "log/notes.jsonl")]
     for file in notes:
         file.write_text("mine")
-    stale = run / "members" / "0" / "resume-0-3.pt"
+    stale = run / "members" / "0" / "resume-0-3-0123abcd.pt"
     stale.write_text("from an older attempt")
     train(Recipe.from_dict(RECIPE), run)
     assert all(file.read_text() == "mine" for file in notes)

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import recipe
+from cases import recipe, rewrite, weights_path
 
 from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe
 from plateaux.core.errors import RunError
 from plateaux.evaluation.evaluate import evaluate
 from plateaux.optim.sam import plain_gradient, sam
+from plateaux.storage.member_writer import write_member
 from plateaux.storage.run import Run
 from plateaux.studies.result_rows import COSTS, ResultRow, cost_rows, read_results, results_from_run, results_from_study
 from plateaux.training import partition
@@ -69,9 +70,11 @@ def test_of_two_results_the_one_with_more_members_and_samples_counts(run: Run, t
 def test_results_of_other_weights_are_left_out(run: Run, tmp_path: Path) -> None:
     root = Path(shutil.copytree(run.store.root, tmp_path / "run"))
     other = Run.open(root)
-    other.put_weights(0, {name: tensor + 1 for name, tensor in other.weights(0).items()}, epoch=2)
+    with write_member(other, 0) as writer:
+        changed = {name: tensor + 1 for name, tensor in other.weights(0).items()}
+        writer.commit(replace(writer.progress, weights=writer.put_weights(changed, epoch=2)))
     assert {each.split for each in results_from_run(other)} == {"training"}
-    other.store.delete("members/0/weights.safetensors")  # dropped: then what was measured is all there is
+    weights_path(root, 0).unlink()  # dropped: then what was measured is all there is
     assert pick(results_from_run(other), "accuracy", "member 1").value >= 0
 
 
@@ -157,7 +160,7 @@ def test_costs_of_an_untrusted_method_are_unknown(run: Run, tmp_path: Path) -> N
     root = Path(shutil.copytree(run.store.root, tmp_path / "run"))
     recipe = run.recipe.to_dict()
     untrusted = Recipe.from_dict({**recipe, "method": {**recipe["method"], "name": "os:remove"}})
-    replace(Run.open(root), experiment=Experiment(untrusted))._write()
+    rewrite(replace(Run.open(root), experiment=Experiment(untrusted)))
     assert cost_rows(Run.open(root)) == {}
 
 

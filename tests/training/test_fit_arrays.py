@@ -257,7 +257,8 @@ def test_a_run_folder_is_resumed_in_place(tmp_path: Path) -> None:
 def test_replaced_data_are_refused(tmp_path: Path) -> None:
     run, other = fit(tmp_path / "run"), plateaux.from_arrays(*blobs(150))
     plateaux.train(run.recipe, tmp_path / "other", data=other)
-    (tmp_path / "other" / "data.safetensors").rename(tmp_path / "run" / "data.safetensors")
+    for name in ("data.safetensors", "data.json"):
+        (tmp_path / "other" / name).rename(tmp_path / "run" / name)
     with pytest.raises(PlateauxError, match="samples have changed since"):
         plateaux.evaluate(run)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import blobs, weight_files
+from cases import blobs, weight_files, weights_path
 
 from plateaux.config.builders.data import build_training_data
 from plateaux.config.components import Components
@@ -21,7 +21,8 @@ from plateaux.config.recipe import Recipe
 from plateaux.core.errors import DataError, DivergedError, Interrupted, RecipeError, RunError, StorageError
 from plateaux.core.progress import MemberUpdate, Progress, ProgressEvent
 from plateaux.storage.local_store import SCRATCH_PREFIX
-from plateaux.storage.run import Run
+from plateaux.storage.member_writer import MemberWriter
+from plateaux.storage.run import MemberProgress, Run
 from plateaux.storage.run_info import DataInfo, RunInfo
 from plateaux.storage.store import Store
 from plateaux.training.loop import trainer
@@ -169,9 +170,7 @@ def test_a_member_that_diverges_is_named_and_the_others_continue(tmp_path: Path,
     run = Run.open(tmp_path / "run")
     assert [p.finished for p in run.all_progress()] == [True, False, True]
     stable = train(blobs("members=3", f"executor.mode={mode}"), tmp_path / "stable")
-    assert [weight_files(stable)[n] for n in (0, 2)] == [
-        run.store.get(f"members/{n}/weights.safetensors") for n in (0, 2)
-    ]
+    assert [weight_files(stable)[n] for n in (0, 2)] == [weights_path(tmp_path / "run", n).read_bytes() for n in (0, 2)]
 
 
 def test_after_divergence_the_last_checkpoint_can_be_loaded(tmp_path: Path) -> None:
@@ -195,7 +194,7 @@ def test_weights_with_nan_or_infinity_are_never_written(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match="It has no checkpoint"):
         train(what, tmp_path)
     assert not Run.open(tmp_path).progress(0).finished
-    assert Run.open(tmp_path).store.names("members") == []
+    assert Run.open(tmp_path).store.names("members") == ["members/0/progress.json"]
 
 
 def test_joint_members_diverge_together(tmp_path: Path) -> None:
@@ -235,7 +234,9 @@ def test_a_damaged_checkpoint_is_named_and_its_folder_may_be_deleted(tmp_path: P
     run = Run.open(tmp_path / "again")
     name = run.progress(1).checkpoints[-1][2]
     run.store.put(name, run.store.get(name)[:100])
-    with pytest.raises(StorageError, match=r"members/1/resume-2-0\.pt is damaged.*delete members/1 and run the same"):
+    with pytest.raises(
+        StorageError, match=r"members/1/resume-2-0-\w+\.pt is damaged.*delete members/1 and run the same"
+    ):
         train(blobs(), tmp_path / "again")
     for name in run.store.names("members/1"):
         run.store.delete(name)
@@ -247,7 +248,7 @@ def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
         train(blobs(), tmp_path, progress=stop_after(1))
     run = Run.open(tmp_path)
     run.store.delete(run.progress(0).checkpoints[-1][2])
-    with pytest.raises(StorageError, match=r"Cannot read .*resume-1-0\.pt: No such file"):
+    with pytest.raises(StorageError, match=r"Cannot read .*resume-1-0-\w+\.pt: No such file"):
         train(blobs(), tmp_path)
 
 
@@ -255,7 +256,7 @@ def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
 def test_a_locked_member_is_skipped_and_the_others_are_trained(tmp_path: Path) -> None:
     what = blobs("executor.mode=offload")
     run = Run.begin(tmp_path, Experiment(what), RunInfo(DataInfo.from_splits(build_training_data(what))))
-    with run.lock(0), pytest.raises(RunError, match="members/0 is locked by another process"):
+    with run.store.lock("members/0"), pytest.raises(RunError, match="members/0 is locked by another process"):
         train(what, tmp_path)
     assert [p.finished for p in Run.open(tmp_path).all_progress()] == [False, True]
 
@@ -313,16 +314,16 @@ def test_joint_members_fall_back_by_at_most_one_checkpoint(tmp_path: Path, monke
 
     what = blobs('method={name="cases:apart"}', "optimizer.momentum=0.9")
     full = train(what, tmp_path / "full", **CASES.keywords())
-    real_commit, commits = Run.commit, 0
+    real_commit, commits = MemberWriter.commit, 0
 
-    def commit(run: Run, number: int, progress: Any) -> None:
+    def commit(writer: MemberWriter, progress: MemberProgress, **options: bool) -> None:
         nonlocal commits
         commits += 1
         if commits == 4:  # two members: after the second checkpoint of the first member
             raise KeyboardInterrupt
-        real_commit(run, number, progress)
+        real_commit(writer, progress, **options)
 
-    monkeypatch.setattr(Run, "commit", commit)
+    monkeypatch.setattr(MemberWriter, "commit", commit)
     starts = []
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
@@ -330,7 +331,7 @@ def test_joint_members_fall_back_by_at_most_one_checkpoint(tmp_path: Path, monke
         starts += [job.start for job in plan(what, Run.open(tmp_path / "again").all_progress(), is_joint=True)]
         commits = 2  # the next attempt is interrupted at its first checkpoint, between its members
     assert starts == [(1, 0)] * 3
-    monkeypatch.setattr(Run, "commit", real_commit)
+    monkeypatch.setattr(MemberWriter, "commit", real_commit)
     assert weight_files(train(what, tmp_path / "again", **CASES.keywords())) == weight_files(full)
 
 

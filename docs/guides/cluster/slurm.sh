@@ -25,7 +25,7 @@ export RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1
 DRIVER=/tmp/plateaux-$SLURM_JOB_ID.pid # on the first node
 srun --kill-on-bad-exit=0 ray symmetric-run --address "$HEAD:6379" --min-nodes "$SLURM_JOB_NUM_NODES" -- \
     bash -c 'echo $$ > "$0" && exec "$@"' "$DRIVER" \
-    plateaux train "$RECIPE" --out "$OUT" --executor ray --address "$HEAD:6379" \
+    plateaux train "$RECIPE" --out "$OUT" --executor ray --address "$HEAD:6379" --take-over \
     --set executor.num_gpus=1 --set executor.num_cpus=8 --set executor.max_retries=20 &
 WORK=$!
 trap 'srun --overlap --nodes=1 --ntasks=1 --nodelist="$HEAD" bash -c "kill -TERM \$(cat $DRIVER)"' TERM

@@ -128,6 +128,9 @@ def train(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Resume although the data or your code have changed.")
     ] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take over members that another process has claimed in a bucket.")
+    ] = False,
     trust: Trust = None,
     download: Download = False,
     evaluate: Annotated[bool, typer.Option(help="Evaluate on the test split after training.")] = True,
@@ -138,6 +141,7 @@ def train(
     In Python: `plateaux.train(plateaux.Recipe.load("recipe.toml"), out="runs/demo")`
     """
     from plateaux.cli.progress import live_progress
+    from plateaux.storage.remote_store import open_store
 
     overrides = [*(changes or []), *_executor(executor, mode, processes, devices, address)]
     overrides += [f"run.min_members={min_members}"] if min_members is not None else []
@@ -149,6 +153,8 @@ def train(
     root = out or (Path(recipe) if is_run else Path("runs") / Path(recipe).stem)
     if loaded.executor.name == "mesh" and "RANK" not in os.environ:
         raise typer.Exit(torchrun(loaded.executor.processes))
+    if take_over and is_rank_zero() and open_store(root).has("run.json"):
+        plateaux.open_run(root).release_claims()
     with located_errors(file, overrides), live_progress(error_console()) as progress:
         run = plateaux.train(
             loaded,
@@ -204,6 +210,7 @@ def status(run: Path, as_json: AsJson = False) -> None:
     """
     from plateaux.data.warning_table import log_warnings
     from plateaux.evaluation.run_warnings import run_warnings
+    from plateaux.storage.member_writer import claim_age
     from plateaux.training.job_records import latest_by_member
 
     opened = plateaux.open_run(run)
@@ -211,6 +218,8 @@ def status(run: Path, as_json: AsJson = False) -> None:
     jobs, present = latest_by_member(opened), opened.trained_members()
     for number, progress in enumerate(opened.all_progress()):
         state = "finished" if progress.finished else "training" if opened.is_locked(number) else "waiting"
+        if progress.claim is not None and not opened.store.has_locks:
+            state = f"claimed {claim_age(progress.claim)} ago"  # perhaps by a process that was killed
         state = state if number in present else "left out"
         rows.append(
             {

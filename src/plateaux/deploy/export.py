@@ -249,9 +249,9 @@ def _cascade_record(settings: AnswerSettings) -> CascadeRecord | None:
 
 def _write_weights(store: Store, run: Run) -> None:
     for number in run.trained_members():
-        store.put_tensors(f"members/{number}.safetensors", run.weights(number), {"format": "pt"})
+        store.put_tensors(f"members/{number}.safetensors", run.weights(number), {"format": "pt"}, record=False)
     if shared := run.shared():
-        store.put_tensors(SHARED, shared, {"format": "pt"})
+        store.put_tensors(SHARED, shared, {"format": "pt"}, record=False)
 
 
 def _write_golden(store: Store, predictor: Predictor, inputs: Arrays) -> None:
@@ -259,7 +259,7 @@ def _write_golden(store: Store, predictor: Predictor, inputs: Arrays) -> None:
     tensors: dict[str, Tensor] = {f"{INPUT}{name}": torch.from_numpy(values.copy()) for name, values in inputs.items()}
     for name, values in predictor.backend(inputs).items():
         tensors[f"{OUTPUT}{name}"] = torch.from_numpy(np.asarray(values).astype(outputs[name].dtype))
-    store.put_tensors(GOLDEN, tensors)
+    store.put_tensors(GOLDEN, tensors, record=False)
 
 
 def _remove_metadata(graph: Any) -> None:

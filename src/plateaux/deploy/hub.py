@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from plateaux.core.imports import optional_import
 from plateaux.core.progress import Progress, WorkDone, log_messages
 from plateaux.deploy.bundle import Bundle, check_pin, list_files
 from plateaux.deploy.manifest import MANIFEST, MAX_BYTES, NAMES, SHARED, FileRecord, Manifest
+from plateaux.storage.atomic import PARTIAL_PREFIX
 from plateaux.storage.digests import hash_sha256
 from plateaux.storage.remote_store import open_store
 from plateaux.storage.run import RunLike
@@ -49,8 +50,7 @@ def push(bundle: RunLike, target: str | Path, *, private: bool = False, progress
         return _push_to_hub(hub["repo"], files, progress, private=private)
     _reject_unknown_hub(target)
     store = open_store(target)
-    if list_files(store):
-        raise RunError(f"{target} is not empty. Push to another folder, or delete it first")
+    _clear_interrupted(store, files, f"{target} is not empty. Push to another folder, or delete it first")
     for number, (name, read) in enumerate(files.items()):
         store.put(name, read())
         progress(WorkDone(number + 1, len(files)))
@@ -77,12 +77,12 @@ def pull(
     if str(out).startswith("hf:"):
         raise RecipeError(f"{out} is on the hub. Pull into a folder; `plateaux push` copies a bundle to the hub")
     store = open_store(out)
-    if list_files(store):
-        raise RunError(f"{out} is not empty. Pull into another folder, or delete it first")
+    refusal = f"{out} is not empty. Pull into another folder, or delete it first"
     with _open_source(source) as remote:
         content = remote.read(MANIFEST, MAX_BYTES)
         check_pin(content, sha256, source)
         manifest = Manifest.from_bytes(content, f"{source}/{MANIFEST}")
+        _clear_interrupted(store, manifest.files, refusal)
         names = list(manifest.files) if member is None else _member_files(manifest, member, source)
         for number, name in enumerate(names):
             store.put(name, _read_checked(remote, name, manifest.files[name], source))
@@ -92,6 +92,14 @@ def pull(
     store.put(MANIFEST, content)  # last: a pull that was interrupted leaves no bundle
     Bundle.open(out)
     return [*names, MANIFEST]
+
+
+def _clear_interrupted(store: Store, names: Iterable[str], refusal: str) -> None:
+    """Accept an empty folder, or what an interrupted copy of these files left: some of them without the manifest."""
+    left = {name for name in list_files(store) if not name.rpartition("/")[2].startswith(PARTIAL_PREFIX)}
+    if left - (set(names) - {MANIFEST}):
+        raise RunError(refusal)
+    store.remove_partial("")
 
 
 def _push_to_hub(repo: str, files: Mapping[str, Callable[[], bytes]], progress: Progress, *, private: bool) -> str:

@@ -57,10 +57,10 @@ class PredictionCache:
 
     def has(self, weights: Sequence[str], outputs: Sequence[OutputFn]) -> bool:
         """Return whether these outputs are cached for members with these weights."""
-        if not set(outputs) <= set(KINDS.values()) or not self.store.has(f"{self.folder}/samples.safetensors"):
+        if not set(outputs) <= set(KINDS.values()) or not self.store.has_recorded(f"{self.folder}/samples.safetensors"):
             return False
         names = [self._name(member, kind) for member in weights for kind, output in KINDS.items() if output in outputs]
-        return all(self.store.has(name) for name in names)
+        return all(self.store.has_recorded(name) for name in names)
 
     def read(self, weights: Sequence[str], outputs: Sequence[OutputFn]) -> Iterator[BatchOutputs]:
         """Yield the cached outputs, as a forward pass would."""

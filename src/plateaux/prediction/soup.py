@@ -111,8 +111,8 @@ def soup(
     )
     made = Run.begin(out, Experiment(_single_member_recipe(evaluator), evaluator.components), described)
     copy_data(evaluator.run, made)
-    made.put_shared(evaluator.run.shared())
-    store_weights(made, [mean], [f"{selection['kind']} of members {selection['members']} of {name}"])
+    origin = f"{selection['kind']} of members {selection['members']} of {name}"
+    store_weights(made, [mean], [origin], shared=evaluator.run.shared())
     made.store.put_json(SELECTION, selection)
     return made
 

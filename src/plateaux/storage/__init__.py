@@ -1,3 +1,3 @@
-"""Stores for files and objects, locks and leases, the run folder, feature and image caches, imported weights.
+"""Stores for files and objects, the run folder, writers of its members, feature and image caches, imported weights.
 
 Training and evaluation do not belong here."""

@@ -44,7 +44,7 @@ from plateaux.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1  # incremented when the value of a feature or the layout of a shard changes
+VERSION = 2  # incremented when the value of a feature or the layout of a shard changes
 SHARD_SAMPLES = 1024
 AUGMENT_SEED = derive_seed("features")  # the same for all runs, so that they share the augmented features
 BATCH_SAMPLES = 64  # batch size of the backbone
@@ -109,7 +109,7 @@ class FeatureTable:
     def missing(self, ids: Tensor | None = None) -> list[int]:
         """Return the missing shards among all shards, or among those with the samples `ids`."""
         shards = self.shards() if ids is None else sorted(set((ids // SHARD_SAMPLES).tolist()))
-        return [shard for shard in shards if not self.store.has(self._name(shard))]
+        return [shard for shard in shards if not self.store.has_recorded(self._name(shard))]
 
     def build(self, shard: int) -> int:
         """Compute the features of one shard, and return the number of its samples."""
@@ -131,7 +131,7 @@ class FeatureTable:
     def open(self, shard: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return features and labels of a shard. The features are memory-mapped."""
         if shard not in self._maps:
-            if not self.store.has(self._name(shard)):
+            if not self.store.has_recorded(self._name(shard)):
                 self.build(shard)
             _, flat = self.store.get_array(self._name(shard))
             labels = self.store.get_tensor(self._name(shard, "-labels"), "labels", dims=1, integers=True).numpy()

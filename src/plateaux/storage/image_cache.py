@@ -26,7 +26,7 @@ class CachedImages(Source):
         self.inner = inner
         store = LocalStore(folder)
         name = f"{inner.name}-{inner.severity}-{inner.fingerprint()}.safetensors"
-        if not store.has(name):
+        if not store.has_recorded(name):
             _generate(inner, store, name)
         metadata, flat = store.get_array(name)
         first, _ = inner.inner.fetch(torch.zeros(1, dtype=torch.int64))  # corruptions preserve the shape

@@ -30,6 +30,7 @@ from plateaux.integrations.lightning_checkpoints import SUFFIX, is_sharded_check
 from plateaux.integrations.peft_adapters import has_adapters, is_adapter, load_adapter
 from plateaux.models.weight_files import read_weights
 from plateaux.models.weight_names import Weights, compare_names, find_prefixes, rename, select_prefix, suggest_renaming
+from plateaux.storage.member_writer import write_member
 from plateaux.storage.run import MemberProgress, Run
 from plateaux.storage.run_info import DataInfo, RunInfo
 from plateaux.storage.stored_data import store_data
@@ -102,13 +103,16 @@ def import_weights(
     return run
 
 
-def store_weights(run: Run, trees: Sequence[TensorTree], origins: Sequence[str]) -> None:
+def store_weights(
+    run: Run, trees: Sequence[TensorTree], origins: Sequence[str], *, shared: TensorTree | None = None
+) -> None:
     """Store weights as finished members. The origins are recorded as the source of the weights."""
     for number, (tree, origin) in enumerate(zip(trees, origins, strict=True)):
-        with run.lock(number):
-            name = run.put_weights(number, tree, epoch=0)
+        with write_member(run, number) as writer:
+            writer.put_shared(shared or {})
+            name = writer.put_weights(tree, epoch=0)
             progress = MemberProgress(epoch=run.recipe.train.epochs, finished=True, weights=name, weights_source=origin)
-            run.commit(number, progress)
+            writer.commit(progress, release=True)
 
 
 def expand_patterns(files: Sequence[str | Path]) -> list[str]:

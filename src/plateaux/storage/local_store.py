@@ -31,6 +31,8 @@ MISSING = (errno.ENOENT, errno.ENOTDIR)
 class LocalStore(Store):
     """Objects as files in a folder. No symbolic link below the folder is followed."""
 
+    has_locks = True
+
     def __init__(self, root: str | Path, *, durable: bool = True) -> None:
         self.root: Path = Path(root)
         self._durable = durable  # objects survive a power failure
@@ -104,6 +106,12 @@ class LocalStore(Store):
         except OSError as problem:
             if problem.errno not in MISSING:
                 raise self._os_error("delete", name, problem) from None
+
+    def swap(self, name: str, content: bytes, version: bytes | None) -> bool:
+        if (self.get(name) if self.has(name) else None) != version:
+            return False
+        self.put(name, content)
+        return True
 
     def remove_partial(self, prefix: str) -> None:
         for name in self._sizes(prefix, hidden=True):

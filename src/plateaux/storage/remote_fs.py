@@ -1,6 +1,6 @@
 """Access to the objects of a bucket, or of any other file system that fsspec supports, with retries.
 
-Only the remote store and its leases use this module. Credentials come from the environment in the way that the client
+Only the remote store uses this module. Credentials come from the environment in the way that the client
 of the file system defines (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and AWS_ENDPOINT_URL for other servers
 than Amazon's). They are never part of a URL or of a recipe.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,8 +68,7 @@ class RemoteFS:
         # Other processes write here too, so listings and pages must not be cached.
         options = {"use_listings_cache": False, "default_cache_type": "none"} if package == "s3fs" else {}
         self._files, self._root = import_module("fsspec.core").url_to_fs(str(address), **options)
-        self.can_swap = package == "s3fs"  # supports replacing an object only if it is unchanged
-        self.can_create = self.can_swap or protocol == "memory"  # supports writing an object only if it does not exist
+        self._can_swap = package == "s3fs"  # the other clients pass no condition to the server
 
     def read(self, name: str) -> bytes:
         return bytes(self._retry("read", name, lambda path: self._files.cat_file(path)))
@@ -105,30 +106,36 @@ class RemoteFS:
             return {}
         return {name.removeprefix(self._root).lstrip("/"): int(info["size"]) for name, info in entries.items()}
 
-    def create(self, name: str, content: bytes) -> bool:
-        """Write an object if none of that name exists. Return whether it was written."""
-        if not self.can_create:
-            if self.has(name):
-                return False
-            self.write(name, content)
-            return True
-        try:
-            self._retry("write", name, lambda path: self._files.pipe_file(path, content, mode="create"))
-            return True
-        except FileExistsError:
-            return False
+    def swap(self, name: str, content: bytes, version: bytes | None) -> bool:
+        """Replace an object if its content is still `version`; None: if there is none. Return whether it was replaced.
 
-    def swap(self, name: str, content: bytes, etag: str) -> bool:
-        """Replace an object if it still has this ETag. Return whether it was replaced."""
-        try:
-            self._retry("write", name, lambda path: self._files.pipe_file(path, content, IfMatch=etag))
-            return True
-        except (FileExistsError, FileNotFoundError):
-            return False
+        A conditional request (If-Match, If-None-Match) makes this atomic.
+        """
+        if not self._can_swap:
+            raise StorageError(
+                f"{self.address}/{name} cannot be written: this kind of store has no conditional writes, without which "
+                "a process that was stopped could overwrite the work of another one. Train and calibrate on a disk or "
+                "in s3://; a copy of the run folder in this store can be read, evaluated, and exported"
+            )
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                # The ETag is read first, so that it is not newer than the content.
+                etag, current = (
+                    str(self._retry("read", name, lambda path: self._files.info(path))["ETag"]),
+                    self.read(name),
+                )
+            except FileNotFoundError:
+                etag, current = None, None
+            if current != version:
+                return current == content  # of an earlier request whose response was lost
+            condition = {"mode": "create"} if etag is None else {"IfMatch": etag}
+            with suppress(FileExistsError, FileNotFoundError):
+                self._retry("write", name, partial(self._replace, content, condition))
+                return True
+        return False
 
-    def etag(self, name: str) -> str:
-        """Return the ETag that `swap` needs."""
-        return str(self._retry("read", name, lambda path: self._files.info(path))["ETag"])
+    def _replace(self, content: bytes, condition: dict[str, str], path: str) -> None:
+        self._files.pipe_file(path, content, **condition)
 
     def _retry(self, verb: str, name: str, request: Callable[[str], Result]) -> Result:
         """Repeat a request until it succeeds. Errors that a retry cannot fix are raised at once."""

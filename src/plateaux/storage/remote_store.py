@@ -1,4 +1,4 @@
-"""A store at a URL that fsspec supports, such as s3://bucket/runs/demo. A lease replaces the kernel's file lock.
+"""A store at a URL that fsspec supports, such as s3://bucket/runs/demo. Conditional writes replace the file locks.
 
 `open_store` chooses between this store and a local one.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO
@@ -17,7 +17,6 @@ from uuid import uuid4
 from plateaux.core.errors import StorageError
 from plateaux.storage.atomic import PARTIAL_PREFIX
 from plateaux.storage.digests import digest_bytes
-from plateaux.storage.lease import Lease, is_held, read_owner
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.remote_fs import Address, RemoteFS, parse_address
 from plateaux.storage.store import LOCK_TIMEOUT_S, Store, WriteFn, check_name, is_hidden
@@ -32,10 +31,11 @@ def open_store(root: str | Path) -> Store:
 class RemoteStore(Store):
     """Objects in a bucket. Objects that are read as arrays are copied to a temporary folder first."""
 
+    has_locks = False
+
     def __init__(self, address: Address) -> None:
         self.root: Address = address
         self._fs = RemoteFS(address)
-        self._leases: list[Lease] = []
         self._temporary = tempfile.TemporaryDirectory(prefix="plateaux-")
         self._folder = Path(self._temporary.name)
 
@@ -56,9 +56,6 @@ class RemoteStore(Store):
             partial.unlink(missing_ok=True)
 
     def _upload(self, name: str, content: bytes | Path) -> None:
-        for lease in self._leases:
-            if name.startswith(lease.prefix):
-                lease.check()
         with self._convert_errors("write", name):
             self._fs.write(check_name(name), content)
 
@@ -88,20 +85,15 @@ class RemoteStore(Store):
     def remove_partial(self, prefix: str) -> None:
         """Do nothing: an interrupted upload does not create an object."""
 
-    @contextmanager
-    def lock(self, name: str, *, timeout: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-        with Lease(self._fs, check_name(name)).hold(timeout) as lease:
-            self._leases.append(lease)
-            try:
-                yield
-            finally:
-                self._leases.remove(lease)
+    def swap(self, name: str, content: bytes, version: bytes | None) -> bool:
+        with self._convert_errors("write", name):
+            return self._fs.swap(check_name(name), content, version)
+
+    def lock(self, name: str, *, timeout: float = LOCK_TIMEOUT_S) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def is_locked(self, name: str) -> bool:
-        try:
-            return is_held(read_owner(self._fs, f"{check_name(name)}/.lease"))
-        except FileNotFoundError:
-            return False
+        return False
 
     def scratch(self) -> AbstractContextManager[Store]:
         return LocalStore(self._folder).scratch()

@@ -1,17 +1,13 @@
 """The run folder: recipe, progress and weights of the members, and results.
 
-A checkpoint becomes valid when `members/<i>/progress.json` is replaced: checkpoint and log are written first, then the
-progress file that names them, then objects that it no longer names are deleted. A kill at any time loses nothing.
+`members/<i>/progress.json` names the valid objects of a member; `member_writer.py` writes them.
 """
 
 from __future__ import annotations
 
-import json
 import platform
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -22,22 +18,31 @@ from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe, diff, fingerprint
 from plateaux.core.errors import RunError, StorageError
-from plateaux.core.ranges import FiniteSeconds, StoredInt
+from plateaux.core.ranges import Finite, FiniteSeconds, StoredInt
 from plateaux.storage.digests import digest_bytes
 from plateaux.storage.json_shapes import parse_json, read_shape
 from plateaux.storage.remote_store import open_store
 from plateaux.storage.run_info import FORMAT, AutotuneInfo, RunInfo, StoredPartition
-from plateaux.storage.store import LOCK_TIMEOUT_S, Store, recovery
+from plateaux.storage.store import Store, encode_json, recovery
 
 SHARED = "shared.safetensors"  # frozen weights that all members share
 BEGIN_LOCK = ".begin"
 BEGIN_TIMEOUT_S = 60.0
-# The files of a member that Plateaux writes and deletes, besides progress.json.
-OWN_NAME = re.compile(r"resume-\d+-\d+\.pt|best-\d+\.safetensors|weights\.safetensors|log/\d+-\d+\.jsonl")
 REQUIRED = ("epoch", "checkpoints", "log_parts", "digests")  # fields of progress.json
 
 if TYPE_CHECKING:
     from plateaux.core.types import TensorTree
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Which process writes a member."""
+
+    attempt: str  # part of the names of the objects that it writes
+    session: str  # of one call of `train`
+    host: str
+    pid: StoredInt
+    since: Finite  # Unix time
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ class MemberProgress:
     partition_checkpoint: str | None = None  # state at the first partition, from which another run can branch
     digests: Mapping[str, str] = field(default_factory=dict)  # of all objects that are named here
     member: str = ""  # the id of the run and the number of the member
+    claim: Claim | None = None  # None: no process writes this member
 
     @property
     def position(self) -> tuple[int, int]:
@@ -80,7 +86,6 @@ class Run:
     experiment: Experiment  # the recipe, and what the caller passed in Python
     info: RunInfo
     accept_changes: bool = field(default=False, compare=False)  # of code: they are recorded instead of refused
-    _written: dict[str, str] = field(default_factory=dict, repr=False, compare=False)  # digests that await a commit
 
     @property
     def recipe(self) -> Recipe:
@@ -123,26 +128,34 @@ class Run:
         """Open the run of this recipe, or create it. A folder with another recipe, data, or model code is rejected.
 
         With `accept_changes`, other data and model code are accepted and recorded.
-        A lock makes this exclusive: of two processes with different recipes, the second one is rejected.
+        This is exclusive: of two processes with different recipes, the second one is rejected.
         """
         store = open_store(root)
         with store.lock(BEGIN_LOCK, timeout=BEGIN_TIMEOUT_S):
-            return cls._begin(store, root, experiment, info, accept_changes=accept_changes)
+            while (run := cls._begin(store, root, experiment, info, accept_changes=accept_changes)) is None:
+                continue  # another process has changed run.json in a bucket
+            return run
 
     @classmethod
     def _begin(
         cls, store: Store, root: str | Path, experiment: Experiment, info: RunInfo, *, accept_changes: bool
-    ) -> Run:
-        if store.has("run.json"):
-            # A kill may have separated the recipe from its digest; both are written again below.
-            old = cls.open(root, check_recipe=False)
-            changes = diff(old.recipe.identity(), experiment.recipe.identity())
+    ) -> Run | None:
+        content = store.get("run.json") if store.has("run.json") else None
+        recipe = experiment.recipe.to_toml().encode()
+        if content is None and not store.has("recipe.toml"):
+            if not store.swap("recipe.toml", recipe, None):
+                return None
+        else:  # a kill may have separated the recipe from its digest; it is written again below
+            stored = Recipe.parse(store.get("recipe.toml").decode(errors="replace"), where=f"{root}/recipe.toml")
+            changes = diff(stored.identity(), experiment.recipe.identity())
             if changes:
                 raise RunError(
                     f"{root} belongs to another recipe. Differences (stored -> given):\n  "
                     + "\n  ".join(changes)
                     + "\nChoose another --out, or restore the recipe"
                 )
+        if content is not None:
+            old = cls.open(root, check_recipe=False)
             changes = old.info.changes(info)
             has_trained = bool(changes) and _has_trained(old)
             if has_trained and not accept_changes:
@@ -157,25 +170,29 @@ class Run:
         else:
             info = replace(info, id=uuid4().hex)
         run = cls(store, experiment, info)
-        run._write()
+        names = {str(i): run.member_name(i) for i in range(run.recipe.members)}
+        tree = {**info.to_dict(), "recipe_digest": digest_bytes(recipe), "members": names}
+        if not store.swap("run.json", encode_json(tree), content):
+            return None
+        store.put("recipe.toml", recipe)
+        store.put_json("environment.json", environment())
         return run
-
-    def _write(self) -> None:
-        digest = self.store.put("recipe.toml", self.recipe.to_toml().encode())
-        self.store.put_json("environment.json", environment())
-        names = {str(i): self.member_name(i) for i in range(self.recipe.members)}
-        self.store.put_json("run.json", {**self.info.to_dict(), "recipe_digest": digest, "members": names})
 
     def update_info(self, values: Mapping[str, Any]) -> None:
         """Replace values of run.json."""
         with self.store.lock(BEGIN_LOCK, timeout=BEGIN_TIMEOUT_S):
-            self.store.put_json("run.json", {**self.store.get_json("run.json"), **values})
+            is_done = False
+            while not is_done:
+                old = self.store.get("run.json")
+                tree = {**self.store.parse("run.json", old), **values}
+                info = RunInfo.from_dict(tree, self.store.root / "run.json").to_dict()  # in the order of `begin`
+                new = {**info, "recipe_digest": tree["recipe_digest"], "members": tree["members"]}
+                is_done = self.store.swap("run.json", encode_json(new), old)
 
     def with_autotune(self, settings: AutotuneInfo) -> Run:
         """Record settings that were autotuned once and hold for the whole run."""
-        run = replace(self, info=replace(self.info, autotune=settings))
-        run._write()
-        return run
+        self.update_info({"autotune": settings.to_dict()})
+        return replace(self, info=replace(self.info, autotune=settings))
 
     def resolved_recipe(self) -> Recipe:
         """Return the recipe with the autotuned precision and memory format."""
@@ -193,12 +210,17 @@ class Run:
 
     def progress(self, number: int) -> MemberProgress:
         """Return the training progress of a member."""
-        name = f"members/{number}/progress.json"
+        return self.stored_progress(number)[0]
+
+    def stored_progress(self, number: int) -> tuple[MemberProgress, bytes | None]:
+        """Return the training progress of a member, and the content of its file; None: there is no file yet."""
+        name = progress_path(number)
         if not self.store.has(name):
-            return MemberProgress()
+            return MemberProgress(), None
         advice = "restore it, or delete its folder to train that member again"
-        tree, file = self.store.get_json(name), self.store.root / name
-        return _own(self, number, read_shape(MemberProgress, tree, file, advice, required=REQUIRED))
+        content, file = self.store.get(name), self.store.root / name
+        progress = read_shape(MemberProgress, self.store.parse(name, content), file, advice, required=REQUIRED)
+        return _own(self, number, progress), content
 
     def all_progress(self) -> list[MemberProgress]:
         return [self.progress(number) for number in range(self.recipe.members)]
@@ -213,53 +235,32 @@ class Run:
         """Return the stored summary of a data partition."""
         return read_shape(StoredPartition, self.store.get_json(name), self.store.root / name)
 
-    def lock(self, number: int, *, timeout: float = 0.0) -> AbstractContextManager[None]:
-        """Lock a member. Wait for a process that is about to exit, and up to `timeout` seconds."""
-        return self.store.lock(f"members/{number}", timeout=max(timeout, LOCK_TIMEOUT_S))
-
     def is_locked(self, number: int) -> bool:
-        """Return whether a process holds the lock of a member."""
+        """Return whether a process holds the lock of a member. In a bucket, the progress has its claim instead."""
         return self.store.is_locked(f"members/{number}")
 
-    def commit(self, number: int, progress: MemberProgress) -> None:
-        """Write the progress of a member with the digests of its objects, then delete those it no longer names."""
-        known = {**progress.digests, **self._written}
-        names = [*progress.named(), *([SHARED] if self.store.has(SHARED) else [])]
-        digests = {name: known.get(name) or digest_bytes(self.store.get(name)) for name in names}
-        state = replace(progress, digests=digests, member=_member_id(self, number))
-        self.store.put_json(f"members/{number}/progress.json", asdict(state))
-        self.clear(number, progress)
+    def check_weights(self) -> None:
+        """Raise StorageError if the weights of a finished member are missing."""
+        for progress in self.all_progress():
+            if progress.finished and progress.weights and not self.store.has(progress.weights):
+                raise StorageError(f"{self.store.root / progress.weights} is missing. {recovery(progress.weights)}")
 
-    def clear(self, number: int, progress: MemberProgress) -> None:
-        """Delete the objects of a member that its progress does not name."""
-        keep = set(progress.named())
-        for name in self.store.names(f"members/{number}"):
-            # Other files are not ours: they may be the user's, or a trap in a folder from someone else.
-            if name not in keep and OWN_NAME.fullmatch(name.removeprefix(f"members/{number}/")):
-                self.store.delete(name)
+    def release_claims(self) -> None:
+        """Take over the members that other processes have claimed in a bucket: those stop at their next checkpoint.
 
-    def put_state(self, number: int, progress: MemberProgress, state: Mapping[str, Any]) -> str:
-        """Write a checkpoint and return its name."""
-        name = f"members/{number}/resume-{progress.epoch}-{progress.step}.pt"
-        self._written[name] = self.store.put_state(name, state)
-        return name
+        On a disk, this does nothing: the kernel's lock excludes another process as long as it exists.
+        """
+        for number in () if self.store.has_locks else range(self.recipe.members):
+            is_released = False
+            while not is_released:
+                progress, content = self.stored_progress(number)
+                released = encode_progress(self, number, progress, None)
+                is_released = progress.claim is None or self.store.swap(progress_path(number), released, content)
 
-    def put_weights(self, number: int, weights: TensorTree, *, epoch: int, best: bool = False) -> str:
-        """Write the final or the best weights of a member, and return the name of the object."""
-        name = f"members/{number}/" + (f"best-{epoch}.safetensors" if best else "weights.safetensors")
-        metadata = {"format": "pt", "plateaux": "member", "epoch": str(epoch)}
-        self._written[name] = self.store.put_tensors(name, weights, metadata)
-        return name
-
-    def put_log(self, number: int, progress: MemberProgress, lines: Sequence[Mapping[str, Any]]) -> str:
-        """Write one part of the log of a member and return its name."""
-        name = f"members/{number}/log/{progress.epoch:05d}-{progress.step:07d}.jsonl"
-        self._written[name] = self.store.put(name, "".join(json.dumps(line) + "\n" for line in lines).encode())
-        return name
-
-    def log(self, number: int) -> list[dict[str, Any]]:
-        """Return all log entries of a member, in order."""
-        return [line for part in self.progress(number).log_parts for line in self._log_lines(number, part)]
+    def log(self, number: int, parts: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Return the log entries of a member in order: all, or those of some parts."""
+        parts = self.progress(number).log_parts if parts is None else parts
+        return [line for part in parts for line in self._log_lines(number, part)]
 
     def _log_lines(self, number: int, part: str) -> Iterator[dict[str, Any]]:
         file = self.store.root / part
@@ -277,8 +278,8 @@ class Run:
         return blake2b("\n".join(self.digest(number, name) for name in names).encode(), digest_size=8).hexdigest()
 
     def digest(self, number: int, name: str) -> str:
-        """Return the digest of an object of a member: just written, or recorded by the last commit."""
-        digest = self._written.get(name) or self.progress(number).digests.get(name)
+        """Return the digest of an object of a member, which its last commit recorded."""
+        digest = self.progress(number).digests.get(name)
         if digest is None:
             raise StorageError(
                 f"{self.store.root}/members/{number}/progress.json records no digest of {name}. {recovery(name)}"
@@ -318,9 +319,10 @@ class Run:
         content = self.store.get("shared.safetensors")
         return max(0, len(content) - 8 - int.from_bytes(content[:8], "little"))
 
-    def put_shared(self, weights: TensorTree) -> None:
-        if weights and not self.store.has(SHARED):
-            self._written[SHARED] = self.store.put_tensors(SHARED, weights, {"format": "pt", "plateaux": "shared"})
+
+def encode_progress(run: Run, number: int, progress: MemberProgress, claim: Claim | None) -> bytes:
+    """Return the content of progress.json, with the claim of a writer."""
+    return encode_json(asdict(replace(progress, claim=claim, member=_member_id(run, number))))
 
 
 def _own(run: Run, number: int, progress: MemberProgress) -> MemberProgress:
@@ -339,7 +341,8 @@ def _member_id(run: Run, number: int) -> str:
 
 def _has_trained(run: Run) -> bool:
     """Return whether a member has trained, or a process is about to train one."""
-    return any(run.progress(n).position != (0, 0) or run.is_locked(n) for n in range(run.recipe.members))
+    found = enumerate(run.all_progress())
+    return any(each.position != (0, 0) or each.claim or run.is_locked(number) for number, each in found)
 
 
 RunLike = Run | str | Path
@@ -368,6 +371,10 @@ def environment() -> dict[str, Any]:
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"],
         "threads": torch.get_num_threads(),
     }
+
+
+def progress_path(number: int) -> str:
+    return f"members/{number}/progress.json"
 
 
 def sharpness_path(epoch: int, member: int) -> str:

@@ -16,7 +16,7 @@ from plateaux.storage.json_shapes import read_shape
 if TYPE_CHECKING:
     from plateaux.data.sources import DataSplits
 
-FORMAT = 3  # version of the layout of a run folder
+FORMAT = 4  # version of the layout of a run folder
 
 
 @dataclass(frozen=True, slots=True)

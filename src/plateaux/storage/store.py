@@ -19,16 +19,11 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from plateaux.core.errors import StorageError
 from plateaux.storage.atomic import explain_os_error
 from plateaux.storage.digests import (
-    BLANK,
-    FIELD,
-    NAME,
     DigestError,
     check_digest,
-    check_embedded_digest,
     check_json_digest,
     digest_bytes,
     digest_file,
-    embed_digest,
     with_json_digest,
 )
 from plateaux.storage.json_shapes import parse_json
@@ -41,8 +36,7 @@ if TYPE_CHECKING:
 
     from plateaux.core.types import TensorTree
 
-# Seconds to wait for a lock. A status query holds it for a moment, and a killed process releases it after a short time.
-LOCK_TIMEOUT_S = 1.0
+LOCK_TIMEOUT_S = 1.0  # seconds to wait for a lock, which a status query holds for a moment
 
 WriteFn = Callable[[IO[bytes]], object]
 
@@ -54,6 +48,7 @@ class Store(Protocol):
     """
 
     root: Path | Address
+    has_locks: bool  # whether `lock` excludes other processes; without locks, `swap` keeps writers apart
 
     @abstractmethod
     def open_writer(self, name: str) -> AbstractContextManager[IO[bytes]]:
@@ -80,12 +75,22 @@ class Store(Protocol):
         """Delete an object. It is no error if the object does not exist."""
 
     @abstractmethod
+    def swap(self, name: str, content: bytes, version: bytes | None) -> bool:
+        """Replace an object if its content is still `version`, or create it if that is None and it does not exist.
+
+        Return whether it was replaced. In a store with locks, the caller holds the lock that protects the object.
+        """
+
+    @abstractmethod
     def remove_partial(self, prefix: str) -> None:
         """Delete the incomplete files that killed writers left below `prefix`."""
 
     @abstractmethod
     def lock(self, name: str, *, timeout: float = LOCK_TIMEOUT_S) -> AbstractContextManager[None]:
-        """Hold the lock of `name`. Raise `RunError` if another process still holds it after `timeout` seconds."""
+        """Hold the lock of `name`, if the store has locks.
+
+        Raise `RunError` if another process still holds it after `timeout` seconds.
+        """
 
     @abstractmethod
     def is_locked(self, name: str) -> bool:
@@ -123,44 +128,65 @@ class Store(Protocol):
 
         Without `has_digest`, an object does not carry its digest: for published files, which people edit.
         """
-        value = with_json_digest(value) if has_digest and isinstance(value, dict) else value
-        content = (json.dumps(value, indent=2) + "\n").encode()
+        content = encode_json(value, has_digest=has_digest)
         if not skip_unchanged or not self.has(name) or self.get(name) != content:
             self.put(name, content)
         return digest_bytes(content)
 
     def get_json(self, name: str, digest: str | None = None, *, has_digest: bool = True) -> Any:
         """Read a JSON value that `put_json` wrote, or without `has_digest` one from elsewhere."""
-        tree = parse_json(self.get(name, digest), self.root / name)
+        return self.parse(name, self.get(name, digest), has_digest=has_digest)
+
+    def parse(self, name: str, content: bytes, *, has_digest: bool = True) -> Any:
+        """Return the JSON value of an object that was read."""
+        tree = parse_json(content, self.root / name)
         try:
             return check_json_digest(tree) if has_digest and isinstance(tree, dict) else tree
         except DigestError as problem:
             raise self._damaged_error(name, problem) from None
 
-    def put_tensors(self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
-        """Write tensors as safetensors, a format that other programs read and that cannot contain code."""
+    def put_tensors(
+        self,
+        name: str,
+        tensors: Mapping[str, Tensor],
+        metadata: Mapping[str, str] | None = None,
+        *,
+        record: bool = True,
+    ) -> str:
+        """Write tensors as safetensors, a format that other programs read and that cannot contain code.
+
+        Return the digest, which is recorded next to the file unless the caller does so elsewhere.
+        """
         from plateaux.storage.tensor_file import save_in_order
 
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-
-        def write(file: IO[bytes]) -> None:
-            save_in_order(plain, path := Path(file.name), {**(metadata or {}), NAME: name, FIELD: BLANK})
-            with path.open("r+b") as saved:
-                embed_digest(saved)
-
-        return self.put(name, write)
+        if record:
+            self.delete(record_name(name))
+        digest = self.put(name, lambda file: save_in_order(plain, Path(file.name), dict(metadata or {}) or None))
+        if record:
+            self.put_json(record_name(name), {"object": name, "content": digest})
+        return digest
 
     def get_tensors(self, name: str, digest: str | None = None) -> TensorTree:
-        """Read tensors from safetensors."""
+        """Read tensors from safetensors, with a digest of the caller or the one that is recorded next to the file."""
         import safetensors.torch
 
-        content = self.get(name, digest)
+        content = self.get(name, digest or self.recorded_digest(name))
         try:
-            if digest is None:
-                check_embedded_digest(io.BytesIO(content), name)
             return safetensors.torch.load(content)
         except Exception as problem:
             raise self._damaged_error(name, problem) from None
+
+    def has_recorded(self, name: str) -> bool:
+        """Return whether a file was written completely, with the digest that is recorded next to it."""
+        return self.has(record_name(name)) and self.has(name)
+
+    def recorded_digest(self, name: str) -> str:
+        """Return the digest that is recorded next to a file."""
+        record = self.get_json(record_name(name)) if self.has(record_name(name)) else self._read(name)
+        if not isinstance(record, dict) or record.get("object") != name:
+            raise self._damaged_error(name, f"{record_name(name)} does not have its digest")
+        return str(record.get("content"))
 
     def get_tensor(self, name: str, key: str, *, dims: int, integers: bool = False) -> Tensor:
         """Read one tensor of a file, and check its number of dimensions and whether it contains integers."""
@@ -188,12 +214,13 @@ class Store(Protocol):
             file.write(np.ascontiguousarray(chunk).data)
 
         with self.open_writer(name) as file:
-            file.write(array_header(dtype, length, {**(metadata or {}), NAME: name, FIELD: BLANK}))
+            file.write(array_header(dtype, length, metadata or {}))
             yield write
             if written != length:
                 raise StorageError(f"{self.root / name} was not written: got {written:,} values instead of {length:,}")
-            file.flush()
-            embed_digest(file)
+            digest = digest_file(file)
+            self.delete(record_name(name))
+        self.put_json(record_name(name), {"object": name, "content": digest})
 
     def get_array(self, name: str) -> tuple[dict[str, str], NDArray[Any]]:
         """Return the metadata of an array, and the array as a read-only memory map."""
@@ -218,16 +245,16 @@ class Store(Protocol):
     def _open_array(self, name: str) -> Iterator[tuple[Any, dict[str, str], np.dtype[Any], int]]:
         from plateaux.storage.tensor_file import read_array_header
 
+        digest = self.recorded_digest(name)
         with self.open_reader(name) as file:
             try:
-                check_embedded_digest(file, name)
+                check_digest(file, digest)
                 file.seek(0)
                 metadata, dtype, length = read_array_header(file)
             except OSError as problem:
                 raise self._os_error("read", name, problem) from None
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
                 raise self._damaged_error(name, problem) from None
-            metadata = {key: value for key, value in metadata.items() if key not in (NAME, FIELD)}
             yield file, metadata, dtype, length
 
     def put_state(self, name: str, state: Mapping[str, Any], *, digest: bool = True) -> str:
@@ -259,6 +286,17 @@ class Store(Protocol):
 
     def _os_error(self, verb: str, name: str, problem: OSError) -> StorageError:
         return StorageError(explain_os_error(verb, self.root / name, problem))
+
+
+def encode_json(value: Any, *, has_digest: bool = True) -> bytes:
+    """Return a value as the JSON of a stored object; an object carries its digest, unless it is published as it is."""
+    value = with_json_digest(value) if has_digest and isinstance(value, dict) else value
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def record_name(name: str) -> str:
+    """Return the name of the JSON object with the digest of a file that no commit names."""
+    return f"{name.removesuffix('.safetensors')}.json"
 
 
 def _save_state(state: dict[str, Any], file: IO[bytes]) -> None:
@@ -302,5 +340,5 @@ def check_name(name: str) -> str:
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a part of the name starts with a dot: locks, leases, and partial files."""
+    """Return whether a part of the name starts with a dot: locks and partial files."""
     return any(part.startswith(".") for part in PurePosixPath(name).parts)

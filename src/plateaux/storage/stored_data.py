@@ -32,15 +32,15 @@ def copy_data(source: Run, target: Run) -> None:
 def read_stored_data(root: str | Path) -> DataSplits | None:
     """Return the samples that are stored in a run folder; None if there are none, or no run."""
     store = open_store(root)
-    if not (store.has("run.json") and store.has(DATA_FILE)):
+    if not (store.has("run.json") and store.has_recorded(DATA_FILE)):
         return None
-    return _read(Run.open(root))
+    return _read(Run.open(root, check_recipe=False))  # which `train` writes again
 
 
 def build_run_data(run: Run) -> DataSplits:
     """Return the data set of a run: what the caller passes, what the run folder contains, or what the recipe names."""
     components = run.components
-    if components.data is None and run.store.has(DATA_FILE):
+    if components.data is None and run.store.has_recorded(DATA_FILE):
         return build_data(run.recipe, replace(components, data=_read(run)))
     try:
         return build_data(run.recipe, components)

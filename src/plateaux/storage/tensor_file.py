@@ -20,7 +20,7 @@ DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8", "U8": "u1"}
 DTYPE_NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 
-def save_in_order(tensors: TensorTree, path: Path, metadata: dict[str, str]) -> None:
+def save_in_order(tensors: TensorTree, path: Path, metadata: dict[str, str] | None) -> None:
     """Write safetensors without a copy in memory. The header is sorted, so that equal tensors make equal files."""
     mode = path.stat().st_mode  # the library replaces the file by one that ignores the umask
     try:

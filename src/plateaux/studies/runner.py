@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +35,7 @@ from plateaux.loss_landscape.probe import get_probes
 from plateaux.loss_landscape.run_probes import probe_landscape
 from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.local_store import LocalStore
+from plateaux.storage.member_writer import drop_checkpoints
 from plateaux.storage.run import Run, environment
 from plateaux.storage.run_info import AutotuneInfo, DataInfo
 from plateaux.studies.declared_tables import check_columns
@@ -287,8 +287,8 @@ class StudyRunner:
                 continue
             run = Run.open(root)
             if spec.is_parent and spec.folder not in parents and spec.recipe.run.keep_checkpoints == "none":
-                for number, progress in enumerate(run.all_progress()):
-                    run.commit(number, replace(progress, checkpoints=(), partition_checkpoint=None))
+                for number in range(run.recipe.members):
+                    drop_checkpoints(run, number)
             if not self.study.keep_weights:
                 _delete_weights(run)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from plateaux.config.experiment import Experiment
@@ -10,8 +11,10 @@ from plateaux.config.schema import fields, member_options
 from plateaux.core import registry
 from plateaux.core.errors import RunError
 from plateaux.core.method import DataPartition
+from plateaux.storage.member_writer import MemberWriter, write_member
 from plateaux.storage.open_run import resolved
 from plateaux.storage.run import MemberProgress, Run, sharpness_path
+from plateaux.storage.store import record_name
 
 
 def shared_prefix(experiment: Experiment) -> dict[str, Any]:
@@ -21,7 +24,7 @@ def shared_prefix(experiment: Experiment) -> dict[str, Any]:
     return {**experiment.recipe.identity(), "method": methods}
 
 
-def branch_from(run: Run, parent: Run) -> None:
+def branch_from(run: Run, parent: Run, *, session: str) -> None:
     """Copy the checkpoints that a parent run wrote at its first data partition to members that have not started."""
     mine = {"recipe": shared_prefix(resolved(run)), "data": run.info.data.to_dict()}
     theirs = {
@@ -40,8 +43,9 @@ def branch_from(run: Run, parent: Run) -> None:
             "Set train.select = 'last', or train without --branch-from"
         )
     for number in range(run.recipe.members):
-        if run.progress(number) == MemberProgress():
-            _copy_checkpoint(run, parent, number)
+        with write_member(run, number, session=session) as writer:
+            if replace(writer.progress, claim=None) == MemberProgress():
+                _copy_checkpoint(run, parent, number, writer)
 
 
 def _parent_recipe(parent: Run, run: Run) -> Recipe:
@@ -54,7 +58,7 @@ def _parent_recipe(parent: Run, run: Run) -> Recipe:
     return parent.resolved_recipe().replaced(members=run.recipe.members)
 
 
-def _copy_checkpoint(run: Run, parent: Run, number: int) -> None:
+def _copy_checkpoint(run: Run, parent: Run, number: int, writer: MemberWriter) -> None:
     checkpoint = parent.progress(number).partition_checkpoint
     if checkpoint is None:
         raise RunError(
@@ -62,22 +66,23 @@ def _copy_checkpoint(run: Run, parent: Run, number: int) -> None:
             'its checkpoints were deleted when it finished. Train that run with run.keep_checkpoints = "last"'
         )
     state = parent.get_state(number, checkpoint)
-    progress = {**state["progress"], "log_parts": tuple(state["progress"]["log_parts"])}
-    epoch = int(progress["epoch"])
+    epoch = int(state["progress"]["epoch"])
     partition = run.experiment.method(number).partition
     if partition is not None and partition.after[0] < epoch:
         raise RunError(
             f"{parent.store.root} partitions the samples after {epoch} epochs, but this run does after "
             f"{partition.after[0]}. Branch from a run that does so at the same time or earlier"
         )
-    for part in progress["log_parts"]:
-        run.store.put(part, parent.get(number, part))
-    name = run.put_state(number, MemberProgress(epoch=epoch), state)
+    start = MemberProgress(epoch=epoch)
+    lines = parent.log(number, state["progress"]["log_parts"])
+    log_parts = (writer.put_log(start, lines),) if lines else ()
+    progress = {**state["progress"], "log_parts": log_parts}
+    name = writer.put_state(start, {**state, "progress": progress})
     partitions_here = partition is not None and partition.after[0] == epoch
     if partition is not None and partitions_here:
         _copy_scores(run, parent, number, epoch, partition)
     changes = {"checkpoints": ((epoch, 0, name),), "partition_checkpoint": name if partitions_here else None}
-    run.commit(number, MemberProgress(**{**progress, **changes}))
+    writer.commit(MemberProgress(**{**progress, **changes}), release=True)
 
 
 def _copy_scores(run: Run, parent: Run, number: int, epoch: int, partition: DataPartition) -> None:
@@ -86,8 +91,9 @@ def _copy_scores(run: Run, parent: Run, number: int, epoch: int, partition: Data
     path = sharpness_path(epoch, number)
     if other is None or partition.metadata.get("score") != other.metadata.get("score"):
         return
-    if parent.store.has(path):
-        run.store.put(path, parent.store.get(path))
+    if parent.store.has_recorded(path):
+        for name in (path, record_name(path)):  # the digest last
+            run.store.put(name, parent.store.get(name))
 
 
 def _method_before_partition(experiment: Experiment, number: int) -> dict[str, Any]:

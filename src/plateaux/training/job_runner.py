@@ -18,6 +18,7 @@ from plateaux.core.progress import Progress
 from plateaux.core.runtime import configure_runtime, get_device
 from plateaux.evaluation.loaded_run import load_members
 from plateaux.storage.feature_cache import with_cached_features
+from plateaux.storage.member_writer import MemberWriter, write_member
 from plateaux.storage.run import Run, partition_summary_path
 from plateaux.training.job_records import JobRecorder, record_job
 from plateaux.training.jobs import Job
@@ -35,9 +36,10 @@ class JobRunner:
     root: str
     experiment: Experiment
     executor: Executor | None = None  # None: the one of the recipe
+    session: str = ""  # of the call of `train`, which may replace the claims of its own processes that died
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JobRunner, (self.root, self.experiment)
+        return JobRunner, (self.root, self.experiment, None, self.session)
 
     @property
     def recipe(self) -> Recipe:
@@ -57,12 +59,14 @@ class JobRunner:
     def _train(self, run: Run, job: Job, executor: Executor, recorder: JobRecorder, device: str | None) -> None:
         local_members = [job.members[row] for row in executor.local_members(len(job.members))]
         method = self.experiment.method()
-        with ExitStack() as locks, _deterministic(self.recipe.train.deterministic):
+        writers: dict[int, MemberWriter] = {}
+        with ExitStack() as stack, _deterministic(self.recipe.train.deterministic):
             if executor.is_writer():
                 for number in local_members:
-                    locks.enter_context(run.lock(number, timeout=EXIT_GRACE_S if executor.is_remote else 0))
-                    run.store.remove_partial(f"members/{number}")
-            executor.barrier()  # all locks are held before the progress is read, so all processes read the same
+                    timeout = EXIT_GRACE_S if executor.is_remote else 0
+                    writer = write_member(run, number, session=self.session, timeout=timeout)
+                    writers[number] = stack.enter_context(writer)
+            executor.barrier()  # all members are claimed before the progress is read, so all processes read the same
             progress = {number: run.progress(number) for number in job.members}
             remaining = remaining_part(job, progress, is_joint=method.is_joint)
             if remaining is None:
@@ -80,6 +84,7 @@ class JobRunner:
                 data,
                 remaining,
                 local_members,
+                writers,
                 executor,
                 torch_device,
                 recorder.progress,

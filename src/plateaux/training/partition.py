@@ -48,7 +48,7 @@ def partition_statuses(run: Run, partition: DataPartition | None) -> list[Partit
 
 def _partition_status(run: Run, epoch: int) -> PartitionStatus:
     members = range(run.recipe.members)
-    scored = frozenset(number for number in members if run.store.has(sharpness_path(epoch, number)))
+    scored = frozenset(number for number in members if run.store.has_recorded(sharpness_path(epoch, number)))
     if not run.store.has(partition_summary_path(epoch)):
         return PartitionStatus(epoch, scored)
     summary = run.partition_summary(partition_summary_path(epoch))
@@ -69,7 +69,7 @@ class SharpnessScorer:
 
     def score(self, states: Sequence[TrainState], epoch: int) -> None:
         """Write the scores of members to the run folder, except those that are stored already."""
-        pending = [state for state in states if not self.run.store.has(sharpness_path(epoch, state.number))]
+        pending = [state for state in states if not self.run.store.has_recorded(sharpness_path(epoch, state.number))]
         if not all_reduce_max(self.executor, int(bool(pending))):
             return
         numbers = ", ".join(str(state.number) for state in pending)

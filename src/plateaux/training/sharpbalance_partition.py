@@ -87,7 +87,7 @@ class SharpBalancePartition:
 
     def missing(self) -> list[int]:
         """Return the members whose scores are not stored yet."""
-        return [member for member in range(self.members) if not self._store.has(_scores_path(member))]
+        return [member for member in range(self.members) if not self._store.has_recorded(_scores_path(member))]
 
     def build(self) -> dict[str, Any]:
         """Build and store the sets of all members, and return their fractions, overlaps, and rank correlations."""

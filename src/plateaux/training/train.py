@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 
@@ -29,6 +30,7 @@ from plateaux.core.progress import Message, Progress, ProgressEvent, log_message
 from plateaux.core.runtime import get_device
 from plateaux.data.sources import DataSplits, Source
 from plateaux.storage.feature_cache import prepare_features, training_sources, with_cached_features
+from plateaux.storage.member_writer import drop_checkpoints, unnamed_objects
 from plateaux.storage.open_run import resolved, without_stored_data
 from plateaux.storage.remote_fs import parse_address
 from plateaux.storage.run import Run, RunLike
@@ -114,13 +116,15 @@ def train_experiment(
             f"Members of {recipe.method.name!r} share one loss, so every process of the mesh must hold a member. "
             f"Use at most {recipe.members} x executor.data_parallel processes"
         )
+    session = uuid4().hex
     parent = None if branch_from is None else Run.open(branch_from)  # before anything is written
     run = _open(experiment, out, executor, progress, accept_changes=accept_changes)
     if parent is not None and is_rank_zero():
-        branching.branch_from(run, parent)
+        branching.branch_from(run, parent, session=session)
     executor.barrier()
+    run.check_weights()
     _prepare_features(run, executor)
-    run_job = JobRunner(str(out), resolved(run), executor)
+    run_job = JobRunner(str(out), resolved(run), executor, session)
     with closing(executor), track(run, executor) as trackers:
         listeners = (progress, trackers.handle, CallbackList(run, callbacks if executor.is_writer() else ()).handle)
         try:
@@ -131,7 +135,7 @@ def train_experiment(
             raise failure.problem from failure.__cause__
         if failures:
             raise _combine_failures(failures)
-        _clean_up(run, executor)
+        _clean_up(run, executor, session)
     return without_stored_data(run)
 
 
@@ -238,13 +242,12 @@ def _combine_failures(failures: list[Failure]) -> PlateauxError:
     )
 
 
-def _clean_up(run: Run, executor: Collectives) -> None:
-    """Delete checkpoints of a finished run, unless the recipe keeps them, and partial files of killed processes."""
+def _clean_up(run: Run, executor: Collectives, session: str) -> None:
+    """Delete checkpoints of a finished run, unless the recipe keeps them, and what killed processes left."""
     if is_rank_zero():
-        for number, status in enumerate(run.all_progress()):
-            run.store.remove_partial(f"members/{number}")
-            if run.recipe.run.keep_checkpoints == "none" and (status.checkpoints or status.partition_checkpoint):
-                status = replace(status, checkpoints=(), partition_checkpoint=None)
-                run.commit(number, status)
-            run.clear(number, status)
+        for number, progress in enumerate(run.all_progress()):
+            has_checkpoints = bool(progress.checkpoints or progress.partition_checkpoint)
+            drops = has_checkpoints and run.recipe.run.keep_checkpoints == "none"
+            if drops or progress.claim or unnamed_objects(run.store, number, progress):
+                drop_checkpoints(run, number, keep=not drops, session=session)
     executor.barrier()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import blobs, weight_files
+from cases import blobs, weight_files, weights_path
 from safetensors import safe_open
 
 from plateaux.config.builders.data import build_data, train_val_split
@@ -57,7 +57,7 @@ def test_the_best_weights_are_selected_and_described(tmp_path: Path) -> None:
         assert (progress.best_epoch, progress.best) == (best["epoch"], best["validation nll"])
         assert progress.weights_source == f"epoch {best['epoch']}, the best nll on validation samples"
         assert result.rows[f"member {number}"].value == pytest.approx(best["validation nll"], rel=1e-6)
-        with safe_open(tmp_path / f"members/{number}/weights.safetensors", framework="pt") as file:
+        with safe_open(weights_path(tmp_path, number), framework="pt") as file:
             assert file.metadata()["epoch"] == str(best["epoch"])
     assert any(run.progress(n).best_epoch < 8 for n in range(2))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
@@ -22,6 +22,7 @@ from plateaux.core.runtime import autocast
 from plateaux.core.types import Inputs
 from plateaux.data.sources import DataSplits
 from plateaux.models.modes import update_bn
+from plateaux.storage.member_writer import MemberWriter
 from plateaux.storage.run import MemberProgress, Run
 from plateaux.training.jobs import Job
 from plateaux.training.loop.epoch_stats import EpochStats, to_plain
@@ -33,9 +34,23 @@ class Checkpointer:
     """Saves and loads the state of members; a checkpoint is valid once `progress.json` names it."""
 
     def __init__(
-        self, run: Run, data: DataSplits, job: Job, method: Method, executor: Collectives, device: torch.device
+        self,
+        run: Run,
+        writers: Mapping[int, MemberWriter],
+        data: DataSplits,
+        job: Job,
+        method: Method,
+        executor: Collectives,
+        device: torch.device,
     ) -> None:
-        self.run, self.data, self.job, self.method, self.executor = run, data, job, method, executor
+        self.run, self.writers, self.data, self.job, self.method, self.executor = (
+            run,
+            writers,
+            data,
+            job,
+            method,
+            executor,
+        )
         self.recipe, self.device = run.recipe, device
         # Loads an offloaded member; the trainer replaces it if members are offloaded.
         self.resident: Callable[[TrainState], AbstractContextManager[Any]] = lambda _: nullcontext()
@@ -83,15 +98,15 @@ class Checkpointer:
         return new
 
     def _save_one(self, member: EpochStats, epoch: int, step: int) -> None:
-        number, is_joint, partition = member.state.number, self.method.is_joint, self.method.partition
-        part = self.run.put_log(number, member.progress, member.lines)
+        writer, is_joint, partition = self.writers[member.state.number], self.method.is_joint, self.method.partition
+        part = writer.put_log(member.progress, member.lines)
         member.lines = []
         member.progress = replace(member.progress, log_parts=(*member.progress.log_parts, part))
         with self.resident(member.state):
             state = state_dict(member.state)
             state["epoch"] = (member.loss, member.correct, member.samples)
             state["progress"] = to_plain(member.progress)
-            name = self.run.put_state(number, member.progress, state)
+            name = writer.put_state(member.progress, state)
         # Joint members keep one more checkpoint, so that there is one that all members have.
         older = member.progress.checkpoints[-1:] if is_joint else ()
         at_partition = partition is not None and (epoch, step) == (partition.after[0], 0)
@@ -100,7 +115,7 @@ class Checkpointer:
             checkpoints=(*older, (epoch, step, name)),
             partition_checkpoint=name if at_partition else member.progress.partition_checkpoint,
         )
-        self.run.commit(number, member.progress)
+        writer.commit(member.progress)
         member.progress = replace(member.progress, previous_weights=member.progress.weights if is_joint else None)
 
     @contextmanager
@@ -122,22 +137,22 @@ class Checkpointer:
         with self.weights_in_use(state):
             if not self.executor.is_writer():
                 return None
-            return self.run.put_weights(state.number, member_weights(self.recipe, state), epoch=epoch, best=best)
+            return self.writers[state.number].put_weights(member_weights(self.recipe, state), epoch=epoch, best=best)
 
     def finish(self, member: EpochStats, stop_reason: str) -> None:
         """Write the final weights, and mark the member as finished."""
-        number, progress = member.state.number, member.progress
+        progress = member.progress
         if self.recipe.train.select == "last" or progress.best_epoch is None:
             name = self.put_weights(member.state, progress.epoch)
             source = f"{describe_weights(member.state, progress.epoch)}, the last"
         elif self.executor.is_writer():
             assert progress.weights is not None
-            weights = self.run.store.get_tensors(progress.weights, self.run.digest(number, progress.weights))
-            name = self.run.put_weights(number, weights, epoch=progress.best_epoch)
+            writer = self.writers[member.state.number]
+            name = writer.put_weights(writer.get_weights(progress.weights), epoch=progress.best_epoch)
             source = progress.weights_source.removesuffix(" so far")
         if self.executor.is_writer():
             finished = replace(progress, finished=True, weights=name, weights_source=source, stop_reason=stop_reason)
-            self.run.commit(number, finished)
+            self.writers[member.state.number].commit(finished, release=True)
 
 
 def state_dict(state: TrainState) -> dict[str, Any]:

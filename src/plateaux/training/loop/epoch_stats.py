@@ -59,6 +59,6 @@ class EpochStats:
 
 
 def to_plain(progress: MemberProgress) -> dict[str, Any]:
-    """Return the progress that is stored inside a checkpoint; it names no checkpoints and no digests."""
+    """Return the progress that is stored inside a checkpoint; it names no checkpoints, digests, or writer."""
     fields = {name: getattr(progress, name) for name in MemberProgress.__slots__}
-    return {**fields, "checkpoints": (), "digests": {}}
+    return {**fields, "checkpoints": (), "digests": {}, "claim": None}

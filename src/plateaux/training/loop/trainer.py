@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import NoReturn
@@ -21,6 +21,7 @@ from plateaux.core.types import Batch, Estimate
 from plateaux.data.sources import DataSplits
 from plateaux.distributed.stop_signal import StopFlag, graceful_shutdown
 from plateaux.loss_landscape.callback import ProbeCallback
+from plateaux.storage.member_writer import MemberWriter
 from plateaux.storage.run import Run
 from plateaux.training.jobs import Job
 from plateaux.training.loop.checkpointer import Checkpointer, describe_weights
@@ -46,6 +47,7 @@ class Trainer:
         data: DataSplits,
         job: Job,
         local_members: list[int],
+        writers: Mapping[int, MemberWriter],
         executor: Executor,
         device: torch.device,
         progress: Progress,
@@ -60,7 +62,7 @@ class Trainer:
         self.method = run.experiment.method()
         self.finished_members = finished_members  # whose outputs are part of the loss of sequential methods
         self.diverged: list[DivergedError] = []  # errors of members that diverged while the others continue
-        self.checkpointer = Checkpointer(run, data, job, self.method, executor, device)
+        self.checkpointer = Checkpointer(run, writers, data, job, self.method, executor, device)
         self.members = self._build_members(local_members)
         self.logger = MetricLogger(run, job, progress)
         self.checkpointer.last_save = time.monotonic()  # building the members is not part of their training time
@@ -86,7 +88,8 @@ class Trainer:
         if members and self.executor.is_writer():
             names = shared_param_names(self.recipe, members[0].state.module)
             tensors = members[0].state.module.state_dict()
-            self.run.put_shared({name: tensors[name] for name in sorted(names & tensors.keys())})
+            shared = {name: tensors[name] for name in sorted(names & tensors.keys())}
+            self.checkpointer.writers[members[0].state.number].put_shared(shared)
         return members
 
     def fit(self) -> None:
@@ -130,9 +133,9 @@ class Trainer:
                 start_time = time.monotonic()
                 scorer.score([member.state for member in group], self.job.stop)
             seconds = (time.monotonic() - start_time) / max(1, len(group))
-            for number in [member.state.number for member in group if self.executor.is_writer()]:
-                progress = self.run.progress(number)
-                self.run.commit(number, replace(progress, seconds=progress.seconds + seconds))
+            for member in group if self.executor.is_writer() else []:
+                writer = self.checkpointer.writers[member.state.number]
+                writer.commit(replace(writer.progress, seconds=writer.progress.seconds + seconds))
 
     def step_options(self, stack: ExitStack) -> StepOptions:
         """Return the options of every step; `stack` deletes the scratch folder of offloaded members at the end."""
