@@ -153,6 +153,7 @@ MEANINGS = {
     "run.trackers": "[trackers](../guides/trackers.md): `wandb`, `mlflow`, `tensorboard`, or `package.module:Class`; "
     "all but `tensorboard` need `--trust`",
     "run.group": "name under which trackers group this run with others; default: the name of the study",
+    "run.silence": "names of [warnings](../reliability.md#warnings) to leave out",
     "run.feature_cache": "folder for `model.cache_features`, shared by any number of runs; default: a folder in "
     "PLATEAUX_CACHE, or ~/.cache/plateaux",
     "probe.probes": "[probes](../guides/loss-landscape.md) to run on every member during training, with options "

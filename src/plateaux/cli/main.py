@@ -197,6 +197,8 @@ def status(run: Path, as_json: AsJson = False) -> None:
 
     In Python: `plateaux.open_run("runs/demo").all_progress()`
     """
+    from plateaux.data.warning_table import log_warnings
+    from plateaux.evaluation.run_warnings import run_warnings
     from plateaux.training.job_records import latest_by_member
 
     opened = plateaux.open_run(run)
@@ -236,6 +238,7 @@ def status(run: Path, as_json: AsJson = False) -> None:
         return [shown, *([member_table(updates, lost)] if updates else []), *held, f"{format_size(total)} in total"]
 
     print_result(as_json, {"run": str(run), "members": rows, "shared_bytes": shared, "bytes": total}, table)
+    log_warnings(run_warnings(opened, present))
 
 
 @app.command()

@@ -15,9 +15,10 @@ from plateaux.config.recipe_errors import explain_error, locate_error, split_cha
 from plateaux.config.schema import ConfigKeyError, ConfigSection, PluginSection
 from plateaux.config.search_space import SEED_NAMES, SearchConfig, sample
 from plateaux.config.toml import parse_toml, read_text
-from plateaux.core.errors import RecipeError
+from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.plain_types import derive_seed
 from plateaux.core.ranges import MAX_SIZE, Count, CountOrZero, Fraction, NonNegative, Positive, Seed, Size
+from plateaux.data.warning_table import WARNINGS
 
 Names = str | tuple[str, ...]
 NonNegatives = NonNegative | tuple[NonNegative, ...]  # one, or one per member
@@ -179,6 +180,15 @@ class RunConfig(ConfigSection):
     trackers: tuple[str, ...] = ()  # wandb, mlflow, tensorboard, or package.module:Class
     group: str | None = None  # name under which trackers group this run with others; a study sets its own
     feature_cache: str | None = None  # folder of cached backbone features, shared by all runs
+    silence: tuple[str, ...] | None = None  # names of warnings to leave out
+
+    @field_validator("silence")
+    @classmethod
+    def _check_silence(cls, silence: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in silence or ():
+            if name not in WARNINGS:
+                raise ValueError(f"there is no warning {name!r}; {suggest(name, WARNINGS)}")
+        return silence
 
 
 class ProbeConfig(ConfigSection):

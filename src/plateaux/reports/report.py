@@ -24,7 +24,7 @@ from plateaux.reports.figures import (
 from plateaux.reports.query import DIVERSITY, SHARPNESS, first_measured, result_label, swept_factor
 from plateaux.reports.report_inputs import ReportInputs, RunSection, read_inputs
 from plateaux.reports.style import MAX_RUNS, ReportFigure
-from plateaux.reports.summary import MAX_CARDS, MemberCard, SummaryLine, cards, summary
+from plateaux.reports.summary import MAX_CARDS, MemberCard, SummaryLine, cards, summary, warning_lines
 from plateaux.storage.run import Run, RunLike
 from plateaux.studies.declared_tables import declared_tables, select
 from plateaux.studies.result_rows import ResultRow
@@ -133,7 +133,8 @@ def compose(
     for section in inputs.sections[:detailed]:
         parts.append(_details(section, families, is_single))
     parts = [part for part in parts if part.figures or part.tables or part.cards]
-    return Report(inputs.title, inputs.question, _describe(inputs, detailed), summary(results), parts, results)
+    lines = [*summary(results), *warning_lines([section.warnings for section in inputs.sections])]
+    return Report(inputs.title, inputs.question, _describe(inputs, detailed), lines, parts, results)
 
 
 def _declared_figures(inputs: ReportInputs, results: Sequence[ResultRow]) -> list[ReportFigure]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from plateaux.core.formatting import (
     format_duration,
@@ -28,6 +29,7 @@ from plateaux.reports.query import (
     is_member,
     mean_over_repetitions,
     metric_group,
+    result_label,
 )
 from plateaux.studies.result_rows import TRAINING, ResultRow
 
@@ -56,6 +58,16 @@ class MemberCard:
 def summary(results: Sequence[ResultRow]) -> list[SummaryLine]:
     """Return the five lines of the summary."""
     return [_accuracy(results), _calibration(results), _diversity(results), _sharpness(results), _cost(results)]
+
+
+def warning_lines(found: Sequence[Mapping[str, str]]) -> list[SummaryLine]:
+    """Return a line with the warnings of all runs; of several runs, the text of the first, and their number."""
+    parts = []
+    for name in dict.fromkeys(chain(*found)):
+        texts = [each[name] for each in found if name in each]
+        runs = f" ({len(texts)} of {len(found)} runs)" if len(found) > 1 else ""
+        parts.append(f"{texts[0]} [{name}]{runs}.")
+    return [SummaryLine("Warnings", " ".join(parts))] if parts else []
 
 
 def cards(results: Sequence[ResultRow]) -> list[MemberCard]:
@@ -94,7 +106,25 @@ def _accuracy(results: Sequence[ResultRow]) -> SummaryLine:
     if best in members and row != MEAN_OF_MEMBERS:
         gain = format_percentage_points(means[best].value - members[best].value)
         text += f", {gain} from the mean of its members ({format_number(members[best].value, True)})"
+        top = _best_member(results, split, best)
+        if top > means[best].value:
+            gain = format_percentage_points(means[best].value - top)
+            text += f" and {gain} from the best of them ({format_number(top, True)})"
     return SummaryLine("Accuracy", _sentence(text + _others(means, best, percent=True)))
+
+
+def _best_member(results: Sequence[ResultRow], split: str, condition: str) -> float:
+    """Return the accuracy of the best member of each run, as a mean over runs."""
+    best: dict[tuple[str, int], float] = {}
+    for each in results:
+        if (
+            each.metric == "accuracy"
+            and each.split == split
+            and is_member(each.row)
+            and result_label(each) == condition
+        ):
+            best[each.run, each.repetition] = max(each.value, best.get((each.run, each.repetition), -math.inf))
+    return sum(best.values()) / len(best) if best else -math.inf
 
 
 def _calibration(results: Sequence[ResultRow]) -> SummaryLine:

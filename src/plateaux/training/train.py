@@ -197,7 +197,7 @@ def _open(
         )
     if is_rank_zero():
         data = experiment.training_data
-        info = check_data_and_model(recipe, data, components, get_device(executor.device), stacklevel=5)
+        info = check_data_and_model(recipe, data, components, get_device(executor.device))
         run = Run.begin(out, experiment, info, accept_changes=accept_changes)
         if components.data is not None and components.data.keep_in_run:
             store_data(run, components.data)
