@@ -17,7 +17,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
