@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import rewrite
 import torch
 from attacking import COUNTS, EXIT_CODES, IS_LONG
+from cases import rewrite
 from hf_folders import save_texts
 
 import plateaux

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import weights_path
 import torch
+from cases import weights_path
 
 import plateaux
 from plateaux.config.components import Components

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import rewrite
 import torch
+from cases import rewrite
 from hf_folders import (
     TINY_BERT,
     TINY_VIT,

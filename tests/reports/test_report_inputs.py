@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import rewrite
 import synthetic_results as synthetic
 import torch
+from cases import rewrite
 from typer.testing import CliRunner
 
 import plateaux
