@@ -35,9 +35,10 @@ check: lint  ## lint, and all tests of the library but those of check-faults and
 check-faults:  ## runs that are killed, and hostile files and inputs
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup tests/attacks tests/integration/test_kill.py
 
-nightly: lint docs  ## everything: all laws, Ray, S3, the gallery, coverage, mutants, the papers
+nightly: lint docs  ## everything: all laws, Ray, S3, the gallery, coverage, attacks on the service, mutants, the papers
 	@echo "lines marked cuda-only, left out of coverage: $$(grep -rhF '# cuda-only' --include='*.py' src | wc -l | tr -d ' ')"
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-config=pyproject.toml --cov-report=term
+	PLATEAUX_LONG=1 $(PYTHON) -m pytest tests/attacks/test_service.py --timeout 0
 	$(PYTHON) tests/mutation/run.py
 	$(PYTHON) -m pytest -c papers/pyproject.toml --rootdir papers -n $(WORKERS) papers/tests
 

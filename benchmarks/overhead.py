@@ -83,6 +83,7 @@ def recipe_for(net: str, method: str) -> plateaux.Recipe:
             "model": {"name": name, **options},
             "method": {"name": method, **({"rho": 0.05} if method == "sam" else {})},
             "optimizer": {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4},
+            "lr_scheduler": [],
             "train": {"epochs": 10_000, "precision": precision(), "memory_format": "channels_last"},
             "run": {"checkpoint_every_epochs": 10_000},
         }

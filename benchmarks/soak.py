@@ -39,25 +39,16 @@ PARTS = ("fuzz", "kill", "soak")
 LOAD = 0.7  # of the peak
 
 
-def processes(server: Server) -> list[int]:
-    """Return the process of the service and its workers."""
-    found, waiting = list[int](), [server.process.pid]
-    while waiting:
-        found.append(pid := waiting.pop())
-        waiting += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    return found
-
-
 def memory_mb(server: Server) -> float:
     total = 0
-    for pid in processes(server):
+    for pid in server.processes():
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return total / 1024
 
 
 def workers(server: Server) -> set[int]:
-    return {pid for pid in processes(server) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    return set(server.processes()[1:])
 
 
 def bomb() -> bytes:
@@ -159,7 +150,7 @@ def fuzz(results: Results, bundle: Path, log: Path, *, quick: bool) -> None:
 
 def ready_workers(server: Server) -> int:
     """Return how many workers have been ready so far."""
-    return server.log.read_text().count("ready: batches of")
+    return server.log.read_text().count("batches of")
 
 
 async def kill_one(server: Server, seconds: float) -> tuple[float, int, int]:

@@ -32,7 +32,7 @@ def main() -> None:
             "version": (*PLATEAUX, "--version"),
             "help": (*PLATEAUX, "--help"),
             "command_help": (*PLATEAUX, "evaluate", "--help"),
-            "status": (*PLATEAUX, "status", str(run)),
+            "status": (*PLATEAUX, "status", str(run), "--json"),
         }
         for part in args.parts:
             limit = LIMITS.get(part)

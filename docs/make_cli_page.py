@@ -18,32 +18,29 @@ from typing import Any, Literal, Union, get_args, get_origin
 import typer
 from _generated import write_or_check
 
+from plateaux.cli import groups
 from plateaux.cli.common import CODES
 from plateaux.cli.main import app
 
 PAGE = Path(__file__).parent / "reference" / "cli.md"
-# The order of the page. A command that is missing here is an error.
+# The order of the page, as in `--help`. A command that is missing there is an error.
 GROUPS = {
-    "Train": ("train", "plan", "status", "verify", "import-weights"),
-    "Evaluate": ("evaluate", "landscape", "calibrate", "predict", "soup", "select"),
-    "Deploy": ("export", "serve", "push", "pull"),
-    "Compare": ("study", "report"),
-    "Recipes and plug-ins": ("list", "recipe check", "recipe schema"),
+    title: [each for name in names for each in (("recipe check", "recipe schema") if name == "recipe" else (name,))]
+    for title, names in groups.GROUPS.items()
 }
 HEAD = """\
 # Command line
 
 <!-- Written by docs/make_cli_page.py from the Typer application. Change the code and run the script again. -->
 
-`--help` after any command prints the same text. Commands print tables in a terminal, and JSON if the output is piped or
-`--json` is given.
+`--help` after any command prints the same text. Commands print tables, also to a pipe, and JSON with `--json`.
 """
 SHARED = 3  # an option that means the same in at least three commands is described once
 EXIT_CODES = {
     0: "success",
     1: "a process or another part failed; the message gives the reason",
     2: "invalid recipe or arguments",
-    3: "data are missing or damaged",
+    3: "data are missing or damaged, or no input could be predicted",
     4: "the run folder or the storage cannot be used",
     5: "a loss became NaN or infinite",
     6: "the recipe names code that is neither marked as a plug-in nor trusted",

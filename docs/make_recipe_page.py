@@ -105,15 +105,17 @@ MEANINGS = {
     "model.cached_augmentations": "with `data.crop` or `data.flip`: number of augmentations of every image whose "
     "features are cached; each epoch draws one of them for each image",
     "method.name": "a method: see below, or `package.module:function`",
-    "loss.name": "a loss: see below; from Python, pass your own with `plateaux.train(..., loss=...)`",
+    "loss.name": "a loss: see below, where `class_weights` is a number for each class, or `balanced`; from "
+    "Python, pass your own with `plateaux.train(..., loss=...)`",
     "optimizer.name": "any optimizer of `torch.optim` that does not need a closure; its options, such as `momentum`, "
     "are additional keys",
-    "optimizer.lr": "learning rate",
+    "optimizer.lr": "learning rate; `momentum` is 0.9 if the recipe has no `optimizer.name`",
     "optimizer.weight_decay": "weight decay, as defined by the optimizer",
     "optimizer.decay_filter": "`all`: decay every parameter; `matrices`: no decay for biases and normalization layers",
     "optimizer.max_grad_norm": "maximum norm of the descent direction (SAM: of the second gradient)",
     "optimizer.gradient_accumulation_steps": "number of micro-batches per batch, to save memory",
-    "lr_scheduler.name": "`cosine`, `multistep`, `step`, `linear`, `constant`, `exponential`, `polynomial`, or a class "
+    "lr_scheduler.name": "`cosine`, the default over all epochs (none: `lr_scheduler = []`), "
+    "`multistep`, `step`, `linear`, `constant`, `exponential`, `polynomial`, or a class "
     "of `torch.optim.lr_scheduler`; options that measure time (`milestones`, `step_size`, ...) are in epochs",
     "lr_scheduler.epochs": "length in epochs; only the last `[[lr_scheduler]]` can omit it",
     "lr_scheduler.interval": "update the learning rate after every epoch or after every step; the same for all "
@@ -153,6 +155,7 @@ MEANINGS = {
     "run.trackers": "[trackers](../guides/trackers.md): `wandb`, `mlflow`, `tensorboard`, or `package.module:Class`; "
     "all but `tensorboard` need `--trust`",
     "run.group": "name under which trackers group this run with others; default: the name of the study",
+    "run.silence": "names of [warnings](../reliability.md#warnings) to leave out",
     "run.feature_cache": "folder for `model.cache_features`, shared by any number of runs; default: a folder in "
     "PLATEAUX_CACHE, or ~/.cache/plateaux",
     "probe.probes": "[probes](../guides/loss-landscape.md) to run on every member during training, with options "

@@ -189,7 +189,7 @@ def recipe(
             "data": {"name": of_net.data, "samples": samples, "test_samples": 3, "batch_size": batch, **besides},
             "model": dict(of_net.model),
             "method": dict(METHODS[method].method),
-            "optimizer": {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3},
+            "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3},
             "lr_scheduler": [{"name": "cosine", "interval": "step"}],
             "train": {"epochs": 2, "precision": precision},
             "executor": {"threads": 1},  # more of them make tiny tensors many times slower
@@ -269,6 +269,7 @@ def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 BLOBS = """
 members = 2
+lr_scheduler = []
 [data]
 name = "blobs"
 samples = 48
@@ -278,6 +279,7 @@ batch_size = 16
 name = "mlp"
 hidden_sizes = [6]
 [optimizer]
+name = "SGD"
 lr = 0.1
 [train]
 epochs = 4
@@ -290,11 +292,14 @@ log_every = 1
 
 OBJECTS = Recipe.parse("""
 members = 2
+lr_scheduler = []
 [data]
 name = "given"
 batch_size = 16
 [model]
 name = "given"
+[optimizer]
+name = "SGD"
 [train]
 epochs = 1
 [executor]

@@ -17,7 +17,7 @@ def digits_recipe(*, members: int = 2, epochs: int = 2, model: dict[str, Any] | 
         "members": members,
         "data": {"name": "digits", "batch_size": 64, "validation_split": 300},
         "model": model or SMALL_RESNET,
-        "optimizer": {"lr": 0.1, "momentum": 0.9},
+        "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9},
         "train": {"epochs": epochs},
         "executor": {"threads": 1},
     }

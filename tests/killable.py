@@ -49,6 +49,7 @@ name = "sam"
 rho = [0.05, 0.1, 0.2]
 
 [optimizer]
+name = "SGD"
 lr = 0.05
 momentum = 0.9
 weight_decay = 1e-3

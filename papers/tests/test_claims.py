@@ -40,7 +40,7 @@ def theory() -> dict[str, Any]:
 
 
 def test_the_command_shows_every_claim() -> None:
-    code, out, _ = call("claims")
+    code, out, _ = call("claims", "--json")
     found = json.loads(out)
     assert code == 0
     assert [each["number"] for each in found] == list(range(1, 18))
@@ -73,7 +73,7 @@ def test_a_page_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> Non
 
 def test_a_claim_is_judged_by_the_results_of_a_study_and_the_evidence_is_stored(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_bytes((ROOT / "rethinking2025" / "results" / "six_controls.json").read_bytes())
-    code, out, message = call("claims", "11", "12", "--study", tmp_path, "--store", tmp_path / "found")
+    code, out, message = call("claims", "11", "12", "--study", tmp_path, "--store", tmp_path / "found", "--json")
     assert (code, message) == (0, "")
     for each in json.loads(out):
         stored = read_evidence(CLAIMS[each["number"]], [ROOT / "rethinking2025" / "evidence"])

@@ -18,7 +18,7 @@ from attacking import CONTROL, COUNTS, IS_LONG, attack
 from PIL import Image
 
 from plateaux.reports.export import to_csv, to_html, to_json, to_markdown, write_figures
-from plateaux.reports.report import compose
+from plateaux.reports.report import report as compose
 from plateaux.reports.report_inputs import ReportInputs, RunSection
 from plateaux.studies.packed_results import encode_results
 

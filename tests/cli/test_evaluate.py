@@ -27,13 +27,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run_json(*words: str) -> list[dict[str, Any]]:
-    code, out, message = call(*words)
+    code, out, message = call(*words, "--json")
     assert code == 0, message
     return list(json.loads(out))
 
 
-def test_all_default_metrics_are_evaluated_unless_metrics_are_selected(run: str) -> None:
-    found = {each["metric"]: each for each in run_json("evaluate", run)}
+def test_a_short_table_of_four_metrics_is_the_default_also_in_a_pipe(run: str) -> None:
+    assert [each["metric"] for each in run_json("evaluate", run)] == ["accuracy", "nll", "brier", "ece"]
+    code, out, _ = call("evaluate", run)
+    lines = out.splitlines()
+    assert code == 0
+    assert len(lines) <= 12
+    assert max(map(len, lines[:-1])) <= 80
+    assert "ensemble" in out
+    assert "member 0" not in out
+    assert lines[-1].startswith("every member and all metrics: plateaux evaluate")
+    assert "member 0" in call("evaluate", run, "--metrics", "accuracy")[1]
+
+
+def test_all_means_every_default_metric(run: str) -> None:
+    found = {each["metric"]: each for each in run_json("evaluate", run, "--metrics", "all")}
     assert {each["group"] for each in found.values()} == {"performance", "uncertainty", "diversity"}
     assert {"accuracy", "macro_f1", "nll", "ece", "aurc", "disagreement", "kl", "cka"} <= set(found)
     assert not {"per_class", "reliability", "binary_f1"} & set(found)
@@ -86,7 +99,9 @@ def test_ood_detection_of_the_test_samples_themselves_has_auroc_one_half(run: st
 
 def test_a_calibration_is_fitted_evaluated_and_used(run: str, tmp_path: Path) -> None:
     assert call("evaluate", run, "--calibrated")[0] == 4
-    code, out, message = call("calibrate", run, "--split", "validation", "--target-risk", "0.1", "--conformal", "raps")
+    code, out, message = call(
+        "calibrate", run, "--split", "validation", "--target-risk", "0.1", "--conformal", "raps", "--json"
+    )
     assert code == 0, message
     assert json.loads(out)["samples"] == 200
     (found,) = run_json("evaluate", run, "--calibrated")
@@ -94,7 +109,7 @@ def test_a_calibration_is_fitted_evaluated_and_used(run: str, tmp_path: Path) ->
     assert "nll before" in call("evaluate", run, "--calibrated", "--markdown")[1]
     code, _, message = call("evaluate", run, "--calibrated", "--split", "validation")
     assert (code, "--exclude-calibration-ids" in message) == (4, True)
-    code, out, message = call("predict", run, "--split", "test", "-o", str(tmp_path / "answers.csv"))
+    code, out, message = call("predict", run, "--split", "test", "-o", str(tmp_path / "answers.csv"), "--json")
     assert code == 0, message
     lines = (tmp_path / "answers.csv").read_text().splitlines()
     numbers = "probability,entropy,mutual_information,ood_score"
@@ -104,7 +119,8 @@ def test_a_calibration_is_fitted_evaluated_and_used(run: str, tmp_path: Path) ->
     lines = (tmp_path / "raw.csv").read_text().splitlines()
     assert lines[0].endswith(",abstain,raw_label,raw_probability,raw_entropy,raw_mutual_information,raw_ood_score")
     assert len(lines) == 6
-    code, out, message = call("calibrate", run, "--allow-empty", "--ood-false-alarms", "0.1", "--ood", "near=digits")
+    words = ("--allow-empty", "--ood-false-alarms", "0.1", "--ood", "near=digits", "--json")
+    code, out, message = call("calibrate", run, *words)
     assert code == 0, message
     made = json.loads(out)
     assert not made["sets"][0]["never_empty"]
@@ -134,7 +150,7 @@ def test_a_device_that_does_not_exist_is_refused_without_a_traceback(run: str) -
 def test_the_command_evaluates_on_a_mesh(run: str) -> None:
     words = ["evaluate", run, "--metrics", "accuracy,nll", "--cache-logits", "off"]
     done = subprocess.run(
-        [sys.executable, "-m", "plateaux", *words, "--executor", "mesh", "--processes", "2"],
+        [sys.executable, "-m", "plateaux", *words, "--executor", "mesh", "--processes", "2", "--json"],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -162,7 +178,7 @@ def run_with_cascade(tmp_path_factory: pytest.TempPathFactory) -> str:
     out = str(tmp_path_factory.mktemp("run"))
     words = ["--set", "members=3", "--set", "data.validation_split=300", "--out", out]
     assert call("train", "quickstart", *SMALL, *words)[0] == 0
-    code, text, message = call("calibrate", out, "--cascade", "--max-harm", "0.05", "--confidence", "0.8")
+    code, text, message = call("calibrate", out, "--cascade", "--max-harm", "0.05", "--confidence", "0.8", "--json")
     assert code == 0, message
     cascade = json.loads(text)["cascade"]
     assert (cascade["stages"], cascade["kind"], cascade["max_harm"], cascade["confidence"]) == ([2], "harm", 0.05, 0.8)
@@ -196,5 +212,5 @@ def test_options_of_a_cascade_are_checked(run_with_cascade: str, run: str) -> No
     assert (code, "saves nothing" in message) == (2, True)
     call("calibrate", run)
     assert call("evaluate", run, "--cascade")[0] == 4
-    code, out, _ = call("calibrate", run_with_cascade, "--cascade", "--unlabeled", "--stages", "1,2")
+    code, out, _ = call("calibrate", run_with_cascade, "--cascade", "--unlabeled", "--stages", "1,2", "--json")
     assert (code, json.loads(out)["cascade"]["kind"], json.loads(out)["cascade"]["stages"]) == (0, "differs", [1, 2])

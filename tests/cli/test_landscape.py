@@ -33,13 +33,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run_landscape(*words: str) -> dict[str, Any]:
-    code, out, message = call("landscape", *words, *ALLOW)
+    code, out, message = call("landscape", *words, *ALLOW, "--json")
     assert code == 0, message
     return dict(json.loads(out))
 
 
-def test_json_goes_to_a_pipe_and_the_estimated_time_to_stderr(run: str) -> None:
-    code, out, message = call("landscape", run, "--probes", "toy_probes:ascent(mc_samples=2),toy_probes:loss", *ALLOW)
+def test_json_goes_to_stdout_and_the_estimated_time_to_stderr(run: str) -> None:
+    code, out, message = call(
+        "landscape", run, "--probes", "toy_probes:ascent(mc_samples=2),toy_probes:loss", *ALLOW, "--json"
+    )
     found = json.loads(out)
     assert code == 0
     assert [each["metric"] for each in found["metrics"]] == ["toy_probes:ascent(mc_samples=2)", "toy_probes:loss"]
@@ -91,7 +93,7 @@ def test_all_probes_are_the_default(run: str, monkeypatch: pytest.MonkeyPatch) -
     registry.probe.names()
     monkeypatch.setattr(registry.probe, "_factories", {"loss": toy_probes.loss, "many": toy_probes.many})
     assert [each["metric"] for each in run_landscape(run)["metrics"]] == ["loss", "many"]
-    assert json.loads(call("list", "probes")[1])["loss"] == "The mean loss, times a scale."
+    assert json.loads(call("list", "probes", "--json")[1])["loss"] == "The mean loss, times a scale."
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 import plateaux
 from plateaux.cli import main, progress
+from plateaux.cli.groups import GROUPS
 from plateaux.cli.main import KINDS, app
 from plateaux.config import builtin_recipes
 from plateaux.config.builtin_recipes import recipe_file
@@ -27,6 +29,7 @@ from plateaux.core.progress import MemberUpdate, Message
 from plateaux.core.types import Estimate
 from plateaux.evaluation import tables
 from plateaux.evaluation.results import MetricResult
+from plateaux.studies.builtin_studies import builtin_studies
 
 SMALL = ["--set", "train.epochs=2", "--set", "members=2", "--set", "data.batch_size=128"]
 
@@ -45,15 +48,14 @@ def trained(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_status_is_a_table_in_a_terminal(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # what makes rich see a terminal
+def test_status_is_a_table_also_in_a_pipe(trained: Path) -> None:
     code, out, message = call("status", str(trained))
     assert code == 0, message
     assert "epoch 2, the last" in out
 
 
-def test_train_prints_json_to_a_pipe_and_progress_to_stderr(tmp_path: Path) -> None:
-    code, out, news = call("train", "quickstart", *SMALL, "--out", str(tmp_path / "run"))
+def test_train_prints_json_if_asked_and_progress_to_stderr(tmp_path: Path) -> None:
+    code, out, news = call("train", "quickstart", *SMALL, "--out", str(tmp_path / "run"), "--json")
     rows = json.loads(out)["metrics"][0]["rows"]
     assert code == 0
     assert "member 1: epoch 2/2" in news
@@ -76,8 +78,8 @@ def test_a_folder_of_another_recipe_is_refused_with_the_difference(trained: Path
 
 
 def test_plan_and_status_of_a_finished_run_show_no_pending_jobs(trained: Path) -> None:
-    assert json.loads(call("plan", str(trained))[1]) == []
-    shown = json.loads(call("status", str(trained))[1])
+    assert json.loads(call("plan", str(trained), "--json")[1]) == []
+    shown = json.loads(call("status", str(trained), "--json")[1])
     assert [each["state"] for each in shown["members"]] == ["finished"] * 2
     assert shown["bytes"] >= sum(each["bytes"] for each in shown["members"]) > 0
 
@@ -85,11 +87,13 @@ def test_plan_and_status_of_a_finished_run_show_no_pending_jobs(trained: Path) -
 def test_plan_shows_the_jobs_of_a_run_with_more_members(trained: Path) -> None:
     run = plateaux.Run.open(trained)
     plateaux.Run.begin(trained, Experiment(run.recipe.replaced(members=3)), run.info)
-    assert json.loads(call("plan", str(trained))[1]) == [{"kind": "train", "members": [2], "start": [0, 0], "stop": 2}]
+    assert json.loads(call("plan", str(trained), "--json")[1]) == [
+        {"kind": "train", "members": [2], "start": [0, 0], "stop": 2}
+    ]
 
 
 def test_evaluate_gives_the_metrics_of_train(trained: Path) -> None:
-    found = json.loads(call("evaluate", str(trained), "--metrics", "accuracy,ece")[1])
+    found = json.loads(call("evaluate", str(trained), "--metrics", "accuracy,ece", "--json")[1])
     assert [each["metric"] for each in found] == ["accuracy", "ece"]
     assert found[0]["weights"]["member 0"] == "epoch 2, the last"
     again = {each.metric: each for each in plateaux.evaluate(trained, metrics=["accuracy"])}
@@ -110,9 +114,36 @@ def test_evaluate_on_a_missing_split_is_an_error(trained: Path) -> None:
 
 def test_list_describes_every_plug_in_in_one_sentence() -> None:
     for kind in KINDS:
-        found = json.loads(call("list", kind)[1])
+        found = json.loads(call("list", kind, "--json")[1])
         assert found
         assert all(words.endswith(".") for words in found.values()), (kind, found)
+
+
+def test_studies_are_listed_by_name() -> None:
+    code, out, _ = call("list", "studies", "--json")
+    assert (code, json.loads(out)) == (0, {name: main._first_line(file) for name, file in builtin_studies().items()})
+    assert call("list", "studies")[0] == 0
+
+
+def test_the_help_lists_commands_by_purpose_and_training_first() -> None:
+    lines = call("--help")[1].splitlines()
+    first = [line.split()[0] for line in lines if line.startswith("  ") and line[2:3].isalpha()]
+    assert [lines[n + 1].split()[0] for n, line in enumerate(lines) if line in ("Train:", "Evaluate:", "Use:")] == [
+        "train",
+        "evaluate",
+        "predict",
+    ]
+    assert set(first) >= {name for names in GROUPS.values() for name in names}
+    assert {name for names in GROUPS.values() for name in names} <= set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("option", "words"), [("--lr", "--set optimizer.lr=VALUE"), ("--batch-size", "--set data.batch_size=VALUE")]
+)
+def test_an_option_that_is_a_key_of_the_recipe_is_answered_with_set(option: str, words: str) -> None:
+    code, _, message = call("train", "quickstart", option, "0.1")
+    assert (code, words in " ".join(message.split())) == (2, True)
+    assert "--set" not in call("calibrate", "run", option, "0.1")[2]
 
 
 def test_list_of_an_unknown_kind_suggests_the_closest_name() -> None:
@@ -168,7 +199,7 @@ def test_the_error_for_an_unknown_key_in_a_file_states_its_line(tmp_path: Path) 
 
 
 def test_recipe_check_prints_a_valid_recipe() -> None:
-    code, out, _ = call("recipe", "check", "quickstart")
+    code, out, _ = call("recipe", "check", "quickstart", "--json")
     assert code == 0
     assert json.loads(out)["method"] == {"name": "sam", "rho": 0.05}
 
@@ -204,7 +235,7 @@ def test_import_weights_creates_a_run(tmp_path: Path) -> None:
     x = torch.rand(3, 1, 8, 8)
     seen = (x - ensemble.mean[0]) / ensemble.std[0]
     torch.testing.assert_close(ensemble.logits(x), torch.stack([net.eval()(seen) for net in nets]).detach())
-    found = json.loads(call("evaluate", str(tmp_path / "run"))[1])
+    found = json.loads(call("evaluate", str(tmp_path / "run"), "--json")[1])
     assert found[0]["weights"]["member 0"].startswith("imported from")
 
 
@@ -268,6 +299,18 @@ def test_live_lines_show_every_member() -> None:
     assert "1,234 images/s" in text or "1,235 images/s" in text
     assert "1 h 01 min left" in text
     assert "done" in text
+
+
+def test_live_lines_fit_into_80_columns() -> None:
+    metrics = {"loss": 0.1234, "accuracy": 0.9812, "validation accuracy": 0.9712}
+    update = MemberUpdate(
+        10, epoch=10, epochs=30, step=1, steps=9, metrics=metrics, samples_per_second=12345.0, seconds_left=3700.0
+    )
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(progress.member_table({10: update}, width=console.width))
+    (line,) = console.export_text().splitlines()
+    for words in ("member 10", "epoch 11/30", "loss 0.1234", "validation 97.1 %", "1 h 01 min left"):
+        assert words in line
 
 
 def test_live_lines_show_the_newest_loss() -> None:

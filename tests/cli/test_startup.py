@@ -36,7 +36,9 @@ def imported(*arguments: str, **environment: str) -> tuple[set[str], str]:
     return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}, done.stdout
 
 
-@pytest.mark.parametrize("words", [["--version"], ["--help"], *(["list", kind] for kind in (*KINDS, "recipes"))])
+@pytest.mark.parametrize(
+    "words", [["--version"], ["--help"], *(["list", kind, "--json"] for kind in (*KINDS, "recipes", "studies"))]
+)
 def test_informational_commands_do_not_import_torch(words: list[str]) -> None:
     packages, out = imported("-m", "plateaux", *words)
     assert "plateaux" in packages
@@ -60,7 +62,7 @@ def test_the_shell_completes_commands_without_torch() -> None:
 
 def test_status_of_a_local_run_is_printed_without_torch(tmp_path: Path) -> None:
     trained(recipe("deep_ensemble", "adapted"), tmp_path / "run")
-    packages, out = imported("-m", "plateaux", "status", str(tmp_path / "run"))
+    packages, out = imported("-m", "plateaux", "status", str(tmp_path / "run"), "--json")
     status = json.loads(out)
     assert packages & SLOW == set()
     assert {member["state"] for member in status["members"]} == {"finished"}

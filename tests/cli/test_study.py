@@ -35,7 +35,7 @@ BASE: dict[str, Any] = {
     "data": {"name": "blobs", "samples": 30, "test_samples": 12, "batch_size": 10},
     "model": {"name": "mlp", "hidden_sizes": [4]},
     "method": {"name": "sam", "rho": 0.1},
-    "optimizer": {"lr": 0.1},
+    "optimizer": {"name": "SGD", "lr": 0.1},
     "train": {"epochs": 4},
     "executor": {"threads": 1},
 }
@@ -404,13 +404,26 @@ def call(*words: Any) -> Any:
 
 def test_a_dry_run_runs_nothing_and_writes_nothing(file: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    done = call(file, "--out", tmp_path / "out", "--dry-run")
+    done = call(file, "--out", tmp_path / "out", "--dry-run", "--json")
     assert done.exit_code == 0, done.output
     assert sorted(tmp_path.rglob("*")) == before
     plan = json.loads(done.stdout)
     assert plan["passes"] == 2 * 4 + 2 * 8
     assert [run["conditions"] for run in plan["runs"]] == [["rho=0.0 #0"], ["rho=0.1 #0"]]
     assert [run["passes"] for run in plan["runs"]] == [2 * 4, 2 * 8]
+
+
+def test_a_dry_run_refuses_a_table_of_a_metric_that_is_not_measured(file: Path, tmp_path: Path) -> None:
+    table = (
+        '\n[[tables]]\ntitle = "T"\ncolumns = [{ title = "a", metric = "accuracy" }, { title = "b", metric = "%s" }]'
+    )
+    text = file.read_text()
+    file.write_text(text + table % "acuracy")
+    done = call(file, "--out", tmp_path / "out", "--dry-run")
+    assert done.exit_code == 2
+    assert "'T' has a column of 'acuracy', which this study does not measure; did you mean 'accuracy'?" in done.stderr
+    file.write_text(text + table % "seconds")
+    assert call(file, "--out", tmp_path / "out", "--dry-run").exit_code == 0
 
 
 def test_an_address_needs_an_executor_with_a_cluster(file: Path, tmp_path: Path) -> None:
@@ -433,21 +446,19 @@ def test_an_address_is_checked_for_every_run(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_prints_text_in_a_terminal(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "120")
+def test_a_dry_run_prints_text_also_in_a_pipe(file: Path, tmp_path: Path) -> None:
     words = call(file, "--out", tmp_path / "out", "--dry-run").stdout
     assert "2 runs are pending: 24 passes over the training samples" in words
 
 
 def test_the_command_trains_evaluates_and_compares(file: Path, tmp_path: Path) -> None:
-    done = call(file, "--out", tmp_path / "out", "--processes", "1", "--executor", "local")
+    done = call(file, "--out", tmp_path / "out", "--processes", "1", "--executor", "local", "--json")
     assert done.exit_code == 0, done.output
     means, differences = json.loads(done.stdout)["tables"]
     assert means["header"][1] == "accuracy, test %"
     assert [row[0] for row in means["rows"]] == ["rho=0.0", "rho=0.1"]
     assert differences["title"] == "difference from rho=0.0"
-    table = call(file, "--out", tmp_path / "out", "--results-only")
+    table = call(file, "--out", tmp_path / "out", "--results-only", "--json")
     assert json.loads(table.stdout) == json.loads(done.stdout)
 
 

@@ -58,6 +58,30 @@ def test_given_keys_are_read_and_others_have_defaults() -> None:
     assert (recipe.method.name, recipe.executor.mode, recipe.train.precision) == ("deep_ensemble", "loop", "fp32")
 
 
+def test_a_short_recipe_has_a_complete_optimizer_and_schedule_and_a_full_one_keeps_its_own() -> None:
+    short = Recipe.parse(BASE)
+    assert (short.optimizer.name, short.optimizer.lr, short.optimizer.options) == ("SGD", 0.1, {"momentum": 0.9})
+    assert [(part.name, part.epochs) for part in short.lr_scheduler] == [("cosine", None)]
+    assert short.train.epochs == 30
+    assert Recipe.parse(BASE, ["optimizer.lr=0.2"]).optimizer.options == {"momentum": 0.9}
+    assert Recipe.parse(BASE, ["optimizer.momentum=0.5"]).optimizer.options == {"momentum": 0.5}
+    assert Recipe.parse(BASE, ["optimizer.name=AdamW"]).optimizer.options == {}
+    old = Recipe.parse(BASE, ["optimizer.name=SGD", "lr_scheduler=[]", "train.epochs=10"])
+    assert (old.optimizer.options, old.lr_scheduler) == ({}, ())
+    for recipe in (short, old):
+        assert Recipe.parse(recipe.to_toml()).identity() == recipe.identity()
+
+
+def test_the_fingerprint_of_a_stored_recipe_without_momentum_and_schedule_has_not_changed() -> None:
+    stored = Recipe.parse(BASE, ["optimizer.name=SGD", "lr_scheduler=[]", "train.epochs=10"])
+    assert fingerprint(stored.identity()) == "3eecaacb77954ce5"
+
+
+def test_a_schedule_that_is_no_list_is_refused_with_the_form() -> None:
+    for change in ("lr_scheduler=cosine", "lr_scheduler={name='cosine'}"):
+        assert "give a list of tables: [[lr_scheduler]] with name = 'cosine'" in parse_error(BASE, change)
+
+
 def test_a_recipe_is_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Recipe.parse(TEXT).members = 3  # type: ignore[misc]
@@ -98,7 +122,7 @@ def test_a_recipe_is_frozen() -> None:
         (
             "epochs = 5",
             'select = "first"',
-            "r.toml, line 25: [train] select = 'first': Value error, allowed: 'last' or 'best:",
+            "r.toml, line 25: [train] select = 'first': allowed: 'last' or 'best:",
         ),
         (
             "momentum = 0.9",

@@ -42,3 +42,12 @@ def test_wide_tables_are_split_and_every_part_has_the_row_names(limit: dict[str,
 def test_a_table_that_fits_is_not_split() -> None:
     assert WIDE.split_columns(max_width=80)[0].title == "runs"
     assert len(WIDE.split_columns(max_columns=3, number_titles=True)) == 1
+
+
+def test_latex_marks_the_best_cell_and_escapes_every_special_character() -> None:
+    table = Table("50 % & more", ["", "loss_1"], [[Cell("[a] ± b"), Cell("0.1", is_best=True)]], "ends.")
+    assert table.to_latex().splitlines() == [
+        r"\begin{table}", r"\centering", r"\caption{50 \% \& more. ends.}", r"\begin{tabular}{lr}", r"\toprule",
+        r" & loss\_1 \\", r"\midrule", r"{[}a{]} $\pm$ b & \textbf{0.1} \\", r"\bottomrule", r"\end{tabular}",
+        r"\end{table}",
+    ]  # fmt: skip

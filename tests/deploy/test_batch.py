@@ -28,6 +28,10 @@ from plateaux.data.preprocessing import Preprocessing, WordPiece
 from plateaux.deploy import batch
 from plateaux.deploy.load_predictor import load_predictor
 from plateaux.deploy.predict import predict
+from plateaux.evaluation.evaluator import Evaluator
+from plateaux.evaluation.member_outputs import predict_all
+from plateaux.evaluation.splits import eval_split
+from plateaux.prediction import split_predictions
 from plateaux.prediction.contract import InputContract
 from plateaux.prediction.input_files import InputReader, list_inputs
 from plateaux.prediction.inputs import prepare
@@ -325,7 +329,7 @@ def test_processes_write_the_bytes_of_one_process_also_after_a_kill(run: Path, f
         shutil.copytree(folder / "1", tmp_path / "many" / f"{copy:02d}b")
     predict(run, tmp_path / "many", tmp_path / "one.csv", batch={"threads": 1})
     out, parts = tmp_path / "two.csv", tmp_path / "two.csv.parts"
-    arguments = command(run, tmp_path / "many", "-o", out, "--processes", 2)
+    arguments = command(run, tmp_path / "many", "-o", out, "--processes", 2, "--json")
     with subprocess.Popen(arguments, env=ENV, start_new_session=True) as process:
         while process.poll() is None and not list(parts.glob("part-*.json")):
             time.sleep(0.01)
@@ -345,8 +349,12 @@ def test_predict_takes_inputs_or_a_split_and_says_what_to_change(run: Path, fold
         function(run)
     with pytest.raises(RecipeError, match="inputs were given without out"):
         function(run, folder)
-    with pytest.raises(RecipeError, match="members and cache_logits belong to a split"):
+    with pytest.raises(RecipeError, match="members and each_member belong to a split"):
         function(run, folder, out, members=[0])
+    with pytest.raises(RecipeError, match="each_member was given without out"):
+        function(run, split="test", each_member=True)
+    with pytest.raises(RecipeError, match=r"written as \.npz"):
+        function(run, split="test", each_member=True, out=out)
     with pytest.raises(RecipeError, match=r"batch \(part_size\) belongs to inputs"):
         function(run, split="test", batch=SMALL)
     with pytest.raises(RecipeError, match="batch has no setting 'proceses'; did you mean 'processes'"):
@@ -356,17 +364,53 @@ def test_predict_takes_inputs_or_a_split_and_says_what_to_change(run: Path, fold
     assert not out.exists()
 
 
+def test_the_command_fails_if_no_input_could_be_predicted(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    for number in range(3):
+        (tmp_path / "broken" / f"{number}.png").write_bytes(b"no image")
+    code, out, message = call("predict", str(run), str(tmp_path / "broken"), "-o", str(tmp_path / "a.csv"))
+    assert (code, "3 inputs could not be read" in out) == (3, True)
+    assert "No input could be predicted" in message
+
+
 def test_a_split_is_returned_and_written(run: Path, tmp_path: Path) -> None:
     found = predict(plateaux.Run.open(run), split="test@5", out=tmp_path / "a.csv", device="cpu")
     assert [row["label"] for row in read_csv(tmp_path / "a.csv")] == [str(label) for label in found.label]
     assert len(found) == 5
 
 
+def test_the_logits_of_every_member_are_written_with_labels_and_ids(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "logits.npz"
+    assert call("predict", str(run), "--split", "test", "--each-member", "-o", str(out))[0] == 0
+    opened = plateaux.Run.open(run)
+    with np.load(out, allow_pickle=False) as file:
+        whole = {name: file[name] for name in file.files}
+    expected = predict_all(Evaluator(opened), eval_split(opened.recipe, opened.info.data, "test"))
+    np.testing.assert_array_equal(whole["logits"], expected.logits.numpy())
+    np.testing.assert_array_equal(whole["labels"], expected.y.numpy())
+    np.testing.assert_array_equal(whole["ids"], expected.ids.numpy())
+    assert whole["members"].tolist() == opened.trained_members()
+    answers = predict(run, split="validation@7", each_member=True, out=tmp_path / "v.npz", members=[1])
+    assert np.load(tmp_path / "v.npz")["logits"].shape[:2] == (1, 7)
+    assert np.load(tmp_path / "v.npz")["ids"].astype(str).tolist() == list(answers.names)
+    monkeypatch.setattr(split_predictions, "MAX_FILE_BYTES", whole["logits"].nbytes - 1)
+    (tmp_path / "logits").mkdir()
+    (tmp_path / "logits" / "part-00009.npz").touch()  # of an earlier call
+    predict(run, split="test", each_member=True, out=out)
+    parts = sorted((tmp_path / "logits").iterdir())
+    assert (len(parts), out.exists()) == (2, False)
+    loaded = [np.load(part) for part in parts]
+    for name, axis in (("logits", 1), ("labels", 0), ("ids", 0)):
+        np.testing.assert_array_equal(np.concatenate([each[name] for each in loaded], axis), whole[name])
+
+
 def test_the_command_predicts_inputs_and_splits(run: Path, folder: Path, tmp_path: Path) -> None:
     def predicted(*arguments: object) -> tuple[int, str, str]:
         return call("predict", str(run), *map(str, arguments))
 
-    code, out, _ = predicted(folder, "-o", tmp_path / "a.csv", "--columns", "path")
+    code, out, _ = predicted(folder, "-o", tmp_path / "a.csv", "--columns", "path", "--json")
     assert code == 0
     found = json.loads(out)
     assert found == {
@@ -383,7 +427,7 @@ def test_the_command_predicts_inputs_and_splits(run: Path, folder: Path, tmp_pat
     code, _, message = predicted("-o", tmp_path / "b.csv")
     assert (code, "Neither inputs nor a split" in message) == (2, True)
     code, _, message = predicted(folder, "-o", tmp_path / "c.csv", "--members", "0")
-    assert (code, "members and cache_logits belong to a split" in message) == (2, True)
+    assert (code, "members and each_member belong to a split" in message) == (2, True)
     assert predicted(folder, "-o", tmp_path / "c.csv", "--split", "test")[0] == 2
     assert predicted(folder, "-o", tmp_path / "c.csv", "--address", "auto")[0] == 2
     assert predicted(folder, "-o", tmp_path / "c.doc")[0] == 2

@@ -136,6 +136,7 @@ CHANGES: dict[str, Any] = {
     "no label": (lambda t: t["outputs"].pop(0), r"outputs \['label'\]"),
     "other output": (lambda t: t["outputs"][0].update(name="code"), "'code'"),
     "classes": (lambda t: t["contract"].update(classes=11), "outputs"),
+    "a billion classes": (lambda t: t["contract"].update(classes=10**9), "has 1,000,000,000 classes"),
     "contract": (lambda t: t.pop("contract"), "contract"),
     "inputs": (lambda t: t["contract"]["inputs"].update(y=t["contract"]["inputs"]["x"]), "not those of its"),
     "task": (lambda t: t.update(task="shell"), "task"),
@@ -266,6 +267,40 @@ def test_graphs_with_external_data_or_custom_operators_are_refused(bundle: Path)
             plateaux.load_predictor(bundle)
 
 
+def test_a_graph_with_a_loop_or_a_huge_constant_is_refused() -> None:
+    helper, model = onnx.helper, tiny_graph()
+    for operator in ("Loop", "If", "Scan", "RandomNormal", "SequenceEmpty", "NotAnOperator"):
+        model = tiny_graph()
+        model.graph.node.add(op_type=operator, output=["q"])
+        with pytest.raises(StorageError, match=rf"uses the operators \['{operator}'\]"):
+            check_graph(model.SerializeToString(), "it")
+    shape = helper.make_tensor("shape", onnx.TensorProto.INT64, [2], [1 << 15, 1 << 14])
+    for is_node in (False, True):
+        model = tiny_graph()
+        if is_node:
+            model.graph.node.append(helper.make_node("Constant", [], ["shape"], value=shape))
+        else:
+            model.graph.initializer.append(shape)
+        model.graph.node.append(helper.make_node("ConstantOfShape", ["shape"], ["q"]))
+        with pytest.raises(StorageError, match="more than 67,108,864 numbers"):
+            check_graph(model.SerializeToString(), "it")
+
+
+def test_a_pinned_bundle_is_opened_only_with_its_digest(bundle: Path, tmp_path: Path) -> None:
+    digest = hashlib.sha256((bundle / "manifest.json").read_bytes()).hexdigest()
+    assert Bundle.open(bundle, sha256=digest).sha256 == digest
+    words = ["predict", str(bundle), "x.npy", "-o", str(tmp_path / "out.csv"), "--sha256"]
+    sign(bundle, lambda tree: tree["contract"]["labels"].reverse())  # every digest in it is right
+    assert Bundle.open(bundle).sha256 != digest
+    with pytest.raises(StorageError, match=f"Expected: {digest}"):
+        Bundle.open(bundle, sha256=digest)
+    result = CliRunner().invoke(app, [*words, digest])
+    assert (result.exit_code, "is another bundle" in result.stderr) == (4, True)
+    with pytest.raises(StorageError, match="is another bundle"):
+        plateaux.pull(bundle, tmp_path / "copy", sha256=digest)
+    assert not (tmp_path / "copy" / "manifest.json").exists()
+
+
 AUDIT = """
 import json, os, sys
 sys.path.insert(0, sys.argv[2])
@@ -355,6 +390,7 @@ def test_the_command_writes_a_bundle(calibrated_run: Path, tmp_path: Path) -> No
     result = CliRunner().invoke(app, [*words, "--ood-score", "energy", "--license", "MIT", "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["max_difference"]["model.onnx"] < 1e-5
+    assert json.loads(result.stdout)["sha256"] == Bundle.open(tmp_path / "b").sha256
     manifest = Bundle.open(tmp_path / "b").manifest
     assert (manifest.ood_score, manifest.license, manifest.golden) == ("energy", "MIT", "random inputs of seed 0")
     assert manifest.calibration is not None

@@ -62,7 +62,7 @@ def test_a_bundle_is_pushed_to_the_hub_and_pulled_without_code(exported: Path, h
     assert set(files) == {*read_files(exported), ".gitattributes"}
     assert len(hub.large) == 4  # the graph, two members, and the golden samples
 
-    done = plateaux_command(hub, tmp_path, "pull", f"hf://{REPO}", "-o", tmp_path / "pulled")
+    done = plateaux_command(hub, tmp_path, "pull", f"hf://{REPO}", "-o", tmp_path / "pulled", "--json")
     assert done.returncode == 0, done.stderr
     assert "manifest.json" in json.loads(done.stdout)["files"]
     pulled = read_files(tmp_path / "pulled")

@@ -21,7 +21,7 @@ SMALL = {
     "data": {"name": "blobs", "samples": 20, "test_samples": 6, "batch_size": 10},
     "model": {"name": "mlp", "hidden_sizes": [4]},
     "method": {"name": "sam", "rho": 0.1},
-    "optimizer": {"lr": 0.1},
+    "optimizer": {"name": "SGD", "lr": 0.1},
     "train": {"epochs": 1},
     "executor": {"threads": 1},
 }

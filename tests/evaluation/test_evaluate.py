@@ -38,6 +38,7 @@ validation_split = 30
 name = "mlp"
 hidden_sizes = [16]
 [optimizer]
+name = "SGD"
 lr = 0.3
 [train]
 epochs = 3

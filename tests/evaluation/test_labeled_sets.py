@@ -60,7 +60,7 @@ def image_recipe(root: Path) -> dict[str, Any]:
         "members": 2,
         "data": {"name": "image_folder", "path": "base", "root": str(root), "size": SIZE, "batch_size": 16},
         "model": {"name": "cnn", "channels": [4]},
-        "optimizer": {"lr": 0.05},
+        "optimizer": {"name": "SGD", "lr": 0.05},
         "train": {"epochs": 3, "precision": "fp32"},
         "executor": {"threads": 1},
     }
@@ -260,7 +260,7 @@ def test_a_prediction_of_a_masked_class_is_replaced_by_the_best_other_class(tmp_
 
     x = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)
     data = plateaux.from_tensors((x, torch.tensor([0, 1, 2, 0])), (x, torch.tensor([0, 1, 2, 0])), classes=3)
-    recipe = Recipe.from_dict({**ANY, "model": {"name": "mlp"}, "optimizer": {"lr": 1e-9}})
+    recipe = Recipe.from_dict({**ANY, "model": {"name": "mlp"}, "optimizer": {"name": "SGD", "lr": 1e-9}})
     plateaux.train(recipe, tmp_path / "run", data=data, model=Known)  # a rate that changes no weight in float32
     shared: dict[str, Any] = {"metrics": ["accuracy", "nll"]}
     run = plateaux.open_run(tmp_path / "run", data=data, model=Known)
@@ -352,7 +352,7 @@ def test_functions_on_the_runs_own_samples_refuse_other_sets(place: Path, functi
 
 def test_the_command_line_takes_a_path_from_the_current_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    code, out, message = call("evaluate", "run", "--split", "test,./shift", "--metrics", "accuracy,nll")
+    code, out, message = call("evaluate", "run", "--split", "test,./shift", "--metrics", "accuracy,nll", "--json")
     assert code == 0, message
     results = {(one["metric"], one["split"]): one for one in json.loads(out)}
     wanted = reference(place / "run", shift_files(place), SOME)[str(MEAN_PROBABILITY)]

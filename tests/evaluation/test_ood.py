@@ -30,7 +30,7 @@ RECIPE = {
     "members": 2,
     "data": {"name": "digits", "batch_size": 64},
     "model": {"name": "mlp", "hidden_sizes": [16]},
-    "optimizer": {"lr": 0.1},
+    "optimizer": {"name": "SGD", "lr": 0.1},
     "train": {"epochs": 3},
     "executor": {"threads": 1},
 }

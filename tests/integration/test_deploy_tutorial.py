@@ -16,7 +16,7 @@ import pytest
 import plateaux
 from tests.project.test_docs import ROOT, blocks
 
-NEEDED = ("onnx", "onnxscript", "onnxruntime", "starlette", "uvicorn", "prometheus_client", "PIL")
+NEEDED = ("onnx", "onnxscript", "onnxruntime", "starlette", "granian", "prometheus_client", "PIL")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -51,6 +51,7 @@ hidden_sizes = [4]
 [method]
 name = "sam"
 [optimizer]
+name = "SGD"
 lr = 0.2
 momentum = 0.9
 [[lr_scheduler]]
@@ -135,6 +136,7 @@ hidden_sizes = [4]
 name = "sharpbalance"
 rho = 0.1
 [optimizer]
+name = "SGD"
 lr = 0.2
 momentum = 0.9
 [train]

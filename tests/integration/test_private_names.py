@@ -27,7 +27,7 @@ RECIPE = {
     "members": 2,
     "data": {"name": "digits", "limit": 40, "test_limit": 20, "batch_size": 20, "validation_split": 10},
     "model": {"name": "mlp", "hidden_sizes": [4]},
-    "optimizer": {"lr": 0.1},
+    "optimizer": {"name": "SGD", "lr": 0.1},
     "train": {"epochs": 1},
     "executor": {"threads": 1},
     "run": {"trackers": ["tensorboard"]},

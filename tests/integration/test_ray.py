@@ -177,7 +177,7 @@ def recipe(folder: Path, method: Mapping[str, Any], *, members: int = 3, epochs:
             "data": {"name": "rayable:watched", "samples": 40, "batch_size": 8, "log": str(folder / "steps"), **data},
             "model": {"name": "mlp", "hidden_sizes": [6]},
             "method": dict(method),
-            "optimizer": {"lr": 0.1, "momentum": 0.9},
+            "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9},
             "lr_scheduler": [{"name": "cosine", "interval": "step"}],
             "train": {"epochs": epochs},
             "executor": {"threads": 1},

@@ -94,10 +94,10 @@ def test_columns_are_compared_only_between_two_frames() -> None:
 @pytest.mark.parametrize(
     ("x", "y", "text"),
     [
-        (FRAME.assign(city=["a"] * 5), LABELS, r"1 columns that are not numbers \('city'\): .*get_dummies"),
-        (FRAME.assign(kind=LABELS.astype("category").tolist()), LABELS, "columns that are not numbers"),
-        (FRAME.assign(day=pd.Timestamp("2020-01-01")), LABELS, "columns that are not numbers"),
-        (FRAME.assign(age=[1, None, 2, 3, 4]), LABELS, r"missing values in 1 columns \('age'\)"),
+        (FRAME.assign(city=["a"] * 5), LABELS, r"not numbers in 1 column \('city'\): .*get_dummies"),
+        (FRAME.assign(kind=LABELS.astype("category").tolist()), LABELS, "values that are not numbers"),
+        (FRAME.assign(day=pd.Timestamp("2020-01-01")), LABELS, "values that are not numbers"),
+        (FRAME.assign(age=[1, None, 2, 3, 4]), LABELS, r"missing values in 1 column \('age'\)"),
         (
             FRAME.astype({"age": "Int64"}).assign(age=pd.array([1, None, 2, 3, 4], dtype="Int64")),
             LABELS,

@@ -35,6 +35,7 @@ validation_split = 12
 name = "mlp"
 hidden_sizes = [6]
 [optimizer]
+name = "SGD"
 lr = 0.1
 [train]
 epochs = 3

@@ -144,7 +144,7 @@ def test_members_at_different_epochs_resume_on_a_mesh(loop: Loop, tmp_path: Path
 def test_a_member_that_stops_early_does_not_stop_the_others_on_a_mesh(tmp_path: Path) -> None:
     options = {"members": 2, "train": {"epochs": 12, "early_stopping_patience": 1}, "data": {"validation_split": 6}}
     options |= {
-        "optimizer": {"lr": [0.0, 0.05], "momentum": 0.0},
+        "optimizer": {"name": "SGD", "lr": [0.0, 0.05], "momentum": 0.0},
         "lr_scheduler": (),
     }  # the first one never gets better
     alone = train(recipe("deep_ensemble", **options), tmp_path / "loop", **GIVEN.keywords())
@@ -154,7 +154,7 @@ def test_a_member_that_stops_early_does_not_stop_the_others_on_a_mesh(tmp_path: 
 
 
 def test_a_member_that_diverges_does_not_stop_the_others_on_a_mesh(tmp_path: Path) -> None:
-    options = {"members": 2, "optimizer": {"lr": [1e30, 0.1]}, "run": {"log_every": 1}}
+    options = {"members": 2, "optimizer": {"name": "SGD", "lr": [1e30, 0.1]}, "run": {"log_every": 1}}
     row = recipe("sam", executor={"name": "mesh"}, **options)
     said = mesh(2).run("laws.meshes:problem_here", row.to_dict(), str(tmp_path / "mesh"))
     assert "became NaN or infinite" in said[0]
@@ -167,7 +167,7 @@ def test_a_member_that_diverges_does_not_stop_the_others_on_a_mesh(tmp_path: Pat
 
 
 def test_all_processes_of_a_mesh_continue_without_a_failed_member(tmp_path: Path) -> None:
-    options = {"optimizer": {"lr": [0.1, 1e30, 0.1]}, "run": {"log_every": 1, "min_members": 2}}
+    options = {"optimizer": {"name": "SGD", "lr": [0.1, 1e30, 0.1]}, "run": {"log_every": 1, "min_members": 2}}
     row = recipe("sharpbalance", executor={"name": "mesh"}, **options)
     said = mesh(2).run("laws.meshes:problem_here", row.to_dict(), str(tmp_path / "mesh"))
     assert "another process" in said[0]

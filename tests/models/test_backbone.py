@@ -57,7 +57,7 @@ def recipe(**model: Any) -> Recipe:
             "members": 3,
             "data": {"name": "given", "batch_size": 10},
             "model": {"name": "cnn", "channels": [4, 6], **model},
-            "optimizer": {"lr": 0.05, "momentum": 0.9},
+            "optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.9},
             "train": {"epochs": 2},
             "executor": {"threads": 1},
         }

@@ -57,7 +57,7 @@ def recipe(root: Path, **model: Any) -> Recipe:
             "members": 2,
             "data": {"name": "cifar100", "root": str(root), "batch_size": 10, "crop": 4, "flip": True},
             "model": {**VIT, "image_size": SIZE, "image_interpolation": "bicubic", **model},
-            "optimizer": {"lr": 0.02},
+            "optimizer": {"name": "SGD", "lr": 0.02},
             "train": {"epochs": 2},
             "executor": {"threads": 1},
         }

@@ -145,6 +145,41 @@ def test_values_outside_the_training_range_are_accepted() -> None:
     assert rows(np.zeros(5), contract("float32", (5,), None, None)).shape == (1, 5)
 
 
+def test_integers_outside_their_range_are_an_error_but_masks_may_be_0_and_1() -> None:
+    ids = contract("int64", (3,), 1.0, 9.0)
+    assert rows(np.array([0, 1, 9]), ids).tolist() == [[0, 1, 9]]
+    for value in (-1, 10):
+        with pytest.raises(DataError, match=rf"contains {value}\. Expected: integers from 1 to 9"):
+            rows(np.array([1, 1, value]), ids)
+    mask = contract("int64", (3,), 1.0, 1.0)
+    assert rows(np.array([0, 1, 1]), mask).tolist() == [[0, 1, 1]]
+    with pytest.raises(DataError, match="contains 7"):
+        rows(np.array([0, 1, 7]), mask)
+
+
+def test_floats_of_images_may_exceed_the_unit_range_by_rounding_only() -> None:
+    for excess, is_accepted in ((0.0009, True), (0.002, False), (0.5, False)):
+        for image in (np.full((3, 8, 6), 1 + excess), np.full((3, 8, 6), -excess)):
+            if is_accepted:
+                assert rows(image, contract()).shape == (1, 3, 8, 6)
+            else:
+                with pytest.raises(DataError, match="Expected: uint8, or floats from 0 to 1"):
+                    rows(image, contract())
+
+
+def test_the_schema_has_the_columns_ranges_and_labels() -> None:
+    table = contract("float32", (2,), 0.0, 1.0, preprocessing=Preprocessing(columns=("age", "it's")))
+    schema = table.to_json_schema()
+    row = schema["properties"]["inputs"]["items"]
+    assert row["required"] == ["age", "it's"]
+    assert row["properties"]["it's"] == {"type": "number", "minimum": -10.0, "maximum": 11.0}
+    assert schema["labels"] == ["no", "yes"]
+    text = text_contract().to_json_schema()["properties"]["inputs"]["items"]
+    assert text["properties"] == {"sentence1": {"type": "string"}, "sentence2": {"type": "string"}}
+    ids = contract("int64", (2,), 0.0, 9.0).to_json_schema()["properties"]["inputs"]["items"]
+    assert ids["items"] == {"type": "integer", "minimum": 0, "maximum": 9.0}
+
+
 def test_single_texts_pairs_and_named_texts_are_tokenized() -> None:
     what = text_contract()
     named = prepare({"sentence1": "The cats sat.", "sentence2": "The cat ran."}, what)
@@ -157,7 +192,7 @@ def test_single_texts_pairs_and_named_texts_are_tokenized() -> None:
     alone = prepare(["the cat", "the dog"], text_contract(("text",)))
     assert alone.arrays["input_ids"][:, :5].tolist() == [[2, 4, 5, 3, 0], [2, 4, 6, 3, 0]]
     assert len(prepare("the cat", text_contract(("text",)))) == 1
-    with pytest.raises(DataError, match=r"A token id is 12\. Expected: below 12"):
+    with pytest.raises(DataError, match=r"'input_ids' contains 12\. Expected: integers from 0 to 11"):
         prepare({name: values + 1 for name, values in named.arrays.items()} | {"input_ids": np.full(12, 12)}, what)
     with pytest.raises(DataError, match=r"have \[1, 2\] rows"):
         prepare({**named.arrays, "attention_mask": np.ones((2, 12), dtype=int)}, what)

@@ -25,7 +25,7 @@ RECIPE = {
     "members": 3,
     "data": {"name": "digits", "batch_size": 64, "validation_split": 200},
     "model": {"name": "mlp", "hidden_sizes": [16]},
-    "optimizer": {"lr": 0.1, "momentum": 0.9},
+    "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9},
     "train": {"epochs": 2},
     "executor": {"threads": 1},
 }
@@ -48,7 +48,7 @@ def near(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first = train(Recipe.from_dict({**RECIPE, "members": 1, "model": net, "train": {"epochs": 6}}), folder / "first")
     save_file(first.weights(0), folder / "start.safetensors")
     model = {**net, "weights": str(folder / "start.safetensors")}
-    recipe = {**RECIPE, "model": model, "optimizer": {"lr": 0.01}, "train": {"epochs": 1}}
+    recipe = {**RECIPE, "model": model, "optimizer": {"name": "SGD", "lr": 0.01}, "train": {"epochs": 1}}
     train(Recipe.from_dict(recipe), folder / "run")
     return folder / "run"
 
@@ -176,10 +176,10 @@ def test_an_ensemble_is_combined_by_the_named_rule(apart: Path) -> None:
 
 
 def test_the_soup_and_select_commands_print_their_results(near: Path, apart: Path, tmp_path: Path) -> None:
-    code, out, message = call("soup", str(near), "-o", str(tmp_path / "soup"), "--strategy", "greedy")
+    code, out, message = call("soup", str(near), "-o", str(tmp_path / "soup"), "--strategy", "greedy", "--json")
     assert code == 0, message
     assert "greedy soup of members" in json.loads(out)["weights"]
-    code, out, message = call("select", str(apart), "-o", str(tmp_path / "c.json"), "--size", "3")
+    code, out, message = call("select", str(apart), "-o", str(tmp_path / "c.json"), "--size", "3", "--json")
     assert code == 0, message
     assert 0 <= json.loads(out)["test"]["accuracy"] <= 1
     assert call("soup", str(apart), "-o", str(tmp_path / "no"))[0] == 2

@@ -109,13 +109,14 @@ def test_a_predictor_reads_columns_by_name(place: str, expected: Any, request: p
     ("x", "message"),
     [
         (FRAME.drop(columns="age"), r"The input lacks 'age', which the model was trained on\. .* x\.reindex\(columns="),
-        (FRAME.assign(age="old"), r"The input has 1 columns that are not numbers \('age'\)"),
-        (FRAME.assign(age=[None, *range(79)]), r"The input has missing values in 1 columns \('age'\)"),
+        (FRAME.assign(age="old"), r"The input has values that are not numbers in 1 column \('age'\)"),
+        (FRAME.assign(age=[None, *range(79)]), r"The input has missing values in 1 column \('age'\)"),
         ({"age": [1, 2], "income": [1, 2]}, r"lacks the column 'is_new'\. Expected: .*\(columns 'age', 'income', 'is_"),
         ({"age": [1, 2], "income": [1, 2], "is_new": [1]}, r"The columns have \[1, 2\] values\. Expected: equal"),
         ({"age": [1], "income": ["much"], "is_new": [1]}, "has dtype"),
         ({"age": [1], "income": [[1, 2]], "is_new": [1]}, r"The columns have \[1, 2\] values"),
-        ({}, "lacks the column 'age'"),
+        ({}, "has no columns, but lacks the columns 'age', 'income', 'is_new'"),
+        ({"y": [1]}, "has 'y', but lacks the columns 'age', 'income', 'is_new'.* or x: floats"),
         ({"age": [], "income": [], "is_new": []}, r"shape \[0, 3\]"),
     ],
 )
@@ -175,7 +176,7 @@ def test_a_server_takes_records_and_tensors_of_columns(bundle: Path, expected: A
     assert np.allclose(found["data"], expected[:3].max(1), atol=1e-5)
     with problem.value as refused:
         assert refused.code == 400
-        assert "lacks the column 'income'" in refused.read().decode()
+        assert "lacks the columns 'income', 'is_new'" in refused.read().decode()
 
 
 def test_instructions_show_the_columns(bundle: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ import torch
 import typer
 
 import plateaux
-from plateaux.cli.main import KINDS, app
+from plateaux.cli.main import FILES, KINDS, app
 from plateaux.config.builtin_recipes import recipe_file
 from plateaux.core import registry
 from plateaux.core.formatting import split_names
@@ -149,6 +149,14 @@ def test_the_readme_begins_with_one_example_whose_ensemble_is_better_than_every_
     assert all(accuracy > float(member[0]) and nll < float(member[1]) for member in members)
 
 
+def test_the_first_examples_need_no_package_beyond_the_demo_extra() -> None:
+    for page in (PAGES[0], DOCS / "guides" / "arrays.md"):
+        first = next(block for block in blocks(page) if block.language == "python")
+        imported = set(re.findall(r"^(?:import|from) (\w+)", first.text, re.MULTILINE))
+        assert imported <= {"plateaux", "sklearn", "torch"}
+        assert "as_frame" not in first.text  # which needs pandas
+
+
 # Pages about plug-ins and the run folder.
 
 
@@ -242,7 +250,7 @@ def check_command(arguments: list[str], files: set[str]) -> None:
     if is_name and recipe not in files and not (ROOT / recipe).is_file():
         plateaux.Recipe.load(recipe_file(recipe), params["changes"] or [])
     if name == "list":
-        assert params["kind"] in {*KINDS, "recipes"}
+        assert params["kind"] in {*KINDS, *FILES}
     for key, get in (("metrics", get_metrics), ("probes", get_probes)):
         names = [word for word in split_names(params.get(key) or "") if ":" not in word]
         assert not names or get(names)

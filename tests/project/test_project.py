@@ -85,7 +85,6 @@ def test_only_one_module_starts_processes() -> None:
     assert found.pop(allowed)
     # They start processes through a library, inside `protected_children`.
     assert found.pop("src/plateaux/distributed/process_pool.py") == ["context.Process"]
-    assert found.pop("src/plateaux/serving/server.py") == ["context.Process"]
     assert found.pop("src/plateaux/distributed/ray_cluster.py") == ["ray.init"]
     assert {name: starts for name, starts in found.items() if starts} == {}
 

@@ -11,7 +11,7 @@ import pytest
 import synthetic_results as synthetic
 
 from plateaux.reports.export import to_html
-from plateaux.reports.report import compose
+from plateaux.reports.report import report as compose
 from plateaux.reports.report_inputs import ReportInputs, RunSection
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -145,7 +145,7 @@ def test_a_metric_is_plotted_against_a_factor() -> None:
     assert not exceeds_canvas(drawn)
     numbers = [each.value for each in results if each.metric == "pds"]
     lowest = min(np.mean(pair) for pair in zip(numbers[::2], numbers[1::2], strict=True))
-    assert f"lowest {lowest:.3g}" in drawn.caption
+    assert f"from {lowest:.3g}" in drawn.caption
     assert curves.against(synthetic.one_run(), metric="pds") is None
     assert curves.against(synthetic.study(synthetic.grid(8), broken=True), metric="pds") is None
     long = synthetic.study([{synthetic.LONG: i, "name": synthetic.LONG * 2} for i in range(3)], 1)
@@ -171,6 +171,27 @@ def test_the_fitted_line_equals_that_of_the_statistics_module() -> None:
     assert again.figure.axes[0].get_xscale() == "log"
     many = sharpness_diversity.sharpness_diversity(synthetic.study(synthetic.grid(50), 1))
     assert many is not None
+
+
+def test_a_line_is_fitted_only_over_a_factor_that_varies() -> None:
+    def seeds(conditions: list[dict[str, Any]]) -> list[Any]:
+        rows = []
+        for i, x in enumerate((0.1, 0.2, 0.4, 0.8, 0.9, 1.3)):
+            where = {"run": f"runs/{i}", "condition": conditions[i % len(conditions)], "repetition": i}
+            rows.append(synthetic.result_row("worst_l2", "mean of members", x, split="train", **where))
+            rows.append(synthetic.result_row("der", "members together", 2 * x**0.5, **where))
+        return rows
+
+    for conditions, has_fit in (
+        ([{}], False),
+        ([{"method": "SAM", "rho": 0.1}], False),
+        ([{"method": "SAM"}, {"method": "SGD"}], False),
+        ([{"rho": 0.1}, {"rho": 0.2}, {"rho": 0.3}], True),
+    ):
+        drawn = sharpness_diversity.sharpness_diversity(seeds(conditions))
+        assert drawn is not None
+        assert ("β is" in drawn.caption) is has_fit
+        assert any(len(each.get_xdata()) == 50 for each in drawn.figure.axes[0].lines) is has_fit
 
 
 def test_bars_show_the_mean_of_members_and_the_gain_of_the_ensemble() -> None:
@@ -199,11 +220,7 @@ def test_only_the_best_of_many_conditions_have_bars_and_colors() -> None:
     results = synthetic.study(synthetic.grid(24), 1)
     drawn = accuracy.accuracy_bars(results)
     assert drawn is not None
-    assert "Only the 20 best are shown" in drawn.caption
-    best = max(
-        each.value for each in results if (each.metric, each.row, each.split) == ("accuracy", MEAN_PROBABILITY, "test")
-    )
-    assert f"{100 * best:.1f} %" in drawn.caption
+    assert "no condition is distinguished as the best. Only the 20 highest are shown" in drawn.caption
     curve = curves.over_size(results)
     assert curve is not None
     assert "17 others" in [text.get_text() for text in curve.figure.legends[0].texts]
@@ -280,7 +297,10 @@ def test_the_curves_with_the_best_final_values_are_colored() -> None:
     ]  # fmt: skip
     drawn = curves.severity(results)
     assert drawn is not None
-    assert drawn.caption.endswith("best: way=11. The 7 best at this severity are colored.")
+    assert drawn.caption.endswith("best: not distinguished. The 7 highest at this severity are colored.")
+    again = curves.severity([*results, *(replace(each, repetition=1, value=each.value + 0.001) for each in results)])
+    assert again is not None
+    assert "best: way=11. " in again.caption
     legend = [text.get_text() for text in drawn.figure.legends[0].texts]
     assert legend == [*(f"way={way}" for way in range(11, 4, -1)), "5 others"]
 

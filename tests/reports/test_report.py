@@ -9,20 +9,25 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
+from random import Random
 from typing import Any
 
 import pytest
 import synthetic_results as synthetic
 
 from plateaux.core.errors import RecipeError
-from plateaux.core.formatting import format_range, format_with_stderr
+from plateaux.core.formatting import format_range, format_with_error
 from plateaux.core.row_names import MEAN_PROBABILITY
+from plateaux.core.stats.comparisons import Inference
+from plateaux.core.stats.intervals import t_interval
 from plateaux.core.text_table import Cell, Table
-from plateaux.core.types import Estimate
 from plateaux.reports import report_tables, summary
-from plateaux.reports.export import to_csv, to_html, to_json, to_markdown
-from plateaux.reports.report import Report, compose
+from plateaux.reports.export import to_csv, to_html, to_json, to_latex, to_markdown
+from plateaux.reports.query import mean_over_repetitions
+from plateaux.reports.report import Report
+from plateaux.reports.report import report as compose
 from plateaux.reports.report_inputs import ReportInputs, RunSection
+from plateaux.studies.output_config import TableConfig
 from plateaux.studies.result_rows import ResultRow
 
 HOSTILE = "<script>alert(1)</script>"
@@ -180,7 +185,9 @@ def test_the_description_states_which_runs_have_details(shown: int, words: str) 
         max_runs=shown,
         only_figures=["training"],
     )
-    assert report.about.partition(".")[2] == (f"{words} the tables contain all runs." if words else "")
+    first, _, last = report.about.partition(" ± is half of a 95 % interval: ")
+    assert first.partition(".")[2] == (f"{words} the tables contain all runs." if words else "")
+    assert last.startswith("over repetitions")
     assert len([part for part in report.parts if part.title != "All runs"]) == shown
 
 
@@ -199,10 +206,10 @@ def test_the_summary_of_one_run_has_five_lines() -> None:
     lines = summary_lines(found)
     assert all(answer.is_known for answer in lines.values())
     assert lines["Accuracy"].text == (
-        "The accuracy of the ensemble on test samples is 92.5 ± 1.0 %, "
+        "The accuracy of the ensemble on test samples is 92.5 ± 2.0 %, "
         "+2.5 points from the mean of its members (90.0 %)."
     )
-    assert lines["Calibration"].text == "Negative log-likelihood 0.250 ± 0.010."
+    assert lines["Calibration"].text == "Negative log-likelihood 0.250 ± 0.020."
     assert lines["Diversity"].text == "Two members disagree on 8.0 % of the test samples."
     assert lines["Sharpness"].text == (
         "Sharpness (worst_l2 on train samples) is 0.5 on average over 2 members (0.4 to 0.6)."
@@ -220,45 +227,64 @@ def test_missing_metrics_name_the_command_that_measures_them() -> None:
     )
 
 
-def test_the_summary_of_several_conditions_names_the_best() -> None:
+def two_conditions(repetitions: int, noise: float) -> list[ResultRow]:
     found = []
     for name, accuracy, nll, der in (("a", 0.8, 0.3, 1.0), ("b", 0.9, 0.2, 0.5)):
-        where = {"run": name, "condition": {"method": name}}
-        found.append(synthetic.result_row("accuracy", MEAN_PROBABILITY, accuracy, percent=True, **where))
-        found.append(synthetic.result_row("nll", MEAN_PROBABILITY, nll, **where))
-        found.append(synthetic.result_row("der", "members together", der, **where))
-    lines = summary_lines(found)
+        for repetition in range(repetitions):
+            where = {"run": name, "condition": {"method": name}, "repetition": repetition}
+            shift = noise * (repetition if name == "a" else -repetition) + 0.01 * repetition
+            found.append(synthetic.result_row("accuracy", MEAN_PROBABILITY, accuracy + shift, percent=True, **where))
+            found.append(synthetic.result_row("nll", MEAN_PROBABILITY, nll + shift, **where))
+            found.append(synthetic.result_row("der", "members together", der + shift, **where))
+    return found
+
+
+def test_the_summary_names_the_best_condition_if_it_differs_from_the_runner_up() -> None:
+    lines = summary_lines(two_conditions(3, 0.001))
     assert lines["Accuracy"].text.startswith(
-        "The accuracy of the ensemble on test samples is 90.0 ± 1.0 % for method=b, the best condition"
+        "The accuracy of the ensemble on test samples is 90.9 ± 2.2 % for method=b, the best condition"
     )
-    assert "(method=b), 1 other: 0.3" in lines["Calibration"].text
-    apart = "Diversity (der on test samples) is 0.5 to 1, lowest for method=b, highest for method=a."
+    assert "(method=b), 1 other: 0.311" in lines["Calibration"].text
+    apart = "Diversity (der on test samples) is 0.509 to 1.01, lowest for method=b, highest for method=a."
     assert lines["Diversity"].text == apart
+
+
+@pytest.mark.parametrize("found", [two_conditions(1, 0.0), two_conditions(2, 1.0)], ids=["one run each", "noise"])
+def test_the_summary_names_no_best_condition_if_it_may_be_chance(found: list[ResultRow]) -> None:
+    lines = summary_lines(found)
+    assert ", not distinguished from the runner-up" in lines["Accuracy"].text
+    assert ", not distinguished from the runner-up), 1 other" in lines["Calibration"].text
+    assert lines["Diversity"].text.endswith(", not distinguished.")
+    report = compose(ReportInputs("t", [RunSection("n", r.condition, r.repetition, [r], [], {}) for r in found]))
+    words = "".join(figure.caption for _, figure in report.figures()) + "".join(line.text for line in report.summary)
+    assert "the best" not in words
+    assert "best: " not in words
+    assert not any(cell.is_best for part in report.parts for table in part.tables for row in table.rows for cell in row)
 
 
 @pytest.mark.parametrize(
     ("value", "percent", "text"),
     [
-        (Estimate(0.96333, 0.00771), True, "96.33 ± 0.77"),
-        (Estimate(0.5, None), True, "50.00"),
-        (Estimate(math.nan, 0.1), False, "NaN"),
-        (Estimate(2.5e7, 1e5), False, "2.5e+07 ± 1e+05"),
-        (Estimate(1e-6, 1e-7), False, "1e-06 ± 1e-07"),
-        (Estimate(12345.6), False, "12,346"),
-        (Estimate(0.2, math.nan), False, "0.2"),
+        ((0.96333, 0.00771), True, "96.33 ± 0.77"),
+        ((0.5, None), True, "50.00"),
+        ((math.nan, 0.1), False, "NaN"),
+        ((2.5e7, 1e5), False, "2.5e+07 ± 1e+05"),
+        ((1e-6, 1e-7), False, "1e-06 ± 1e-07"),
+        ((12345.6, None), False, "12,346"),
+        ((0.2, math.nan), False, "0.2"),
     ],
 )
-def test_values_have_as_many_digits_as_their_standard_error_justifies(
-    value: Estimate, percent: bool, text: str
+def test_values_have_as_many_digits_as_their_error_justifies(
+    value: tuple[float, float | None], percent: bool, text: str
 ) -> None:
-    assert format_with_stderr(value, percent) == text
+    assert format_with_error(*value, percent) == text
     assert format_range([math.nan]) == "NaN"
 
 
 # Tables.
 
 
-def test_the_best_value_of_a_column_is_marked_and_means_have_standard_errors() -> None:
+def test_the_best_value_of_a_column_is_marked_if_it_differs_from_the_runner_up() -> None:
     found = [
         synthetic.result_row(
             "nll", MEAN_PROBABILITY, value, higher_is_better=False, condition={"a": name}, repetition=repetition
@@ -268,9 +294,15 @@ def test_the_best_value_of_a_column_is_marked_and_means_have_standard_errors() -
     ]
     (table,) = report_tables.metric_tables(found)
     assert table.header == ["", "nll"]
-    assert table.rows == [[Cell("a=x"), Cell("2.0 ± 1.0")], [Cell("a=y"), Cell("1.25 ± 0.25", is_best=True)]]
+    assert table.rows == [[Cell("a=x"), Cell("2 ± 13")], [Cell("a=y"), Cell("1.2 ± 3.2")]]  # may be chance
+    (errors,) = report_tables.metric_tables(found, Inference(standard_errors=True))
+    assert errors.text_rows() == [["a=x", "2.0 ± 1.0"], ["a=y", "1.25 ± 0.25"]]
+    paired = [each if each.value == 1.0 else replace(each, value=each.value + 1.5) for each in found]
+    paired = [replace(each, value=each.value - 0.5) if each.condition == {"a": "y"} else each for each in paired]
+    paired = [replace(each, value=4.0) if each.value == 2.5 else each for each in paired]
+    assert [row[1].is_best for row in report_tables.metric_tables(paired)[0].rows] == [False, True]
     with_nan = [replace(each, value=math.nan) if each.value == 1.5 else each for each in found]
-    assert report_tables.metric_tables(with_nan)[0].text_rows() == [["a=x", "2.0 ± 1.0"], ["a=y", "1 (1 of 2)"]]
+    assert report_tables.metric_tables(with_nan)[0].text_rows() == [["a=x", "2 ± 13"], ["a=y", "1 (1 of 2)"]]
     same = [replace(each, value=1.0) for each in found]
     assert not any(cell.is_best for row in report_tables.metric_tables(same)[0].rows for cell in row)
 
@@ -292,7 +324,7 @@ def test_corruption_tables_have_a_row_per_kind_for_one_run_and_per_condition_for
     assert (one.header, [row[0] for row in one.text_rows()]) == (["", "severity 1", "severity 5"], ["fog", "snow"])
     (several,) = report_tables.corruption_tables(synthetic.study(synthetic.grid(3)))
     assert several.header == ["", "severity 1", "severity 5", "cACC"]
-    assert sum(row[3].is_best for row in several.rows) == 1
+    assert not any(row[3].is_best for row in several.rows)
     assert report_tables.corruption_tables([synthetic.result_row("nll", "member 0", 1.0)]) == []
     assert (
         report_tables.corruption_tables(
@@ -302,10 +334,17 @@ def test_corruption_tables_have_a_row_per_kind_for_one_run_and_per_condition_for
     )
 
 
-def test_ood_tables_mark_the_best_score() -> None:
+def test_ood_tables_mark_the_best_score_over_repetitions() -> None:
     area, rate = report_tables.ood_tables(synthetic.one_run())
     assert area.rows[0][0].text == "mnist (far)"
-    assert sum(cell.is_best for cell in area.rows[0]) == sum(cell.is_best for cell in rate.rows[0]) == 1
+    assert not any(cell.is_best for table in (area, rate) for cell in table.rows[0])
+    found = [
+        synthetic.result_row("ood", f"members together · {score} · auroc", value + 0.01 * repetition,
+                             split="far", percent=True, repetition=repetition)
+        for score, value in (("entropy", 0.8), ("max_probability", 0.7)) for repetition in range(3)
+    ]  # fmt: skip
+    (table,) = report_tables.ood_tables(found)
+    assert [name for name, cell in zip(table.header, table.rows[0], strict=True) if cell.is_best] == ["entropy"]
     assert report_tables.ood_tables(synthetic.study(synthetic.grid(2), 1))[0].rows[0][0].text.endswith(": mnist (far)")
 
 
@@ -321,3 +360,91 @@ def test_tables_of_differences_from_the_baseline_are_split_if_wide() -> None:
     assert (
         Table.from_text("t", ["", "a"], [["r", "1"]]).split_columns(max_columns=2, number_titles=True)[0].title == "t"
     )
+
+
+@pytest.mark.parametrize(
+    ("standard_errors", "words"), [(False, "half of a 95 % interval"), (True, "one standard error")]
+)
+def test_the_first_line_states_the_one_meaning_of_plus_minus(standard_errors: bool, words: str) -> None:
+    conditions = [{"rho": 0.1}, {"rho": 0.2}]
+    values = {rho: [0.8 + rho + x for x in (0.0, 0.03, 0.01)] for rho in (0.1, 0.2)}
+    rows = [
+        synthetic.result_row("accuracy", MEAN_PROBABILITY, values[c["rho"]][r], condition=c, repetition=r, stderr=None)
+        for c in conditions for r in range(3)
+    ]  # fmt: skip
+    sections = [RunSection("n", row.condition, row.repetition, [row], [], {}) for row in rows]
+    column = {"title": "accuracy", "metric": "accuracy"}
+    table = TableConfig.model_validate({"title": "Table 1", "columns": [column]})
+    found = ReportInputs("t", sections, baseline=conditions[0], tables=[table])
+    report = compose(found, figures=False, standard_errors=standard_errors)
+    assert f"± is {words}: over repetitions" in to_markdown(report).split("\n\n")[1]
+    interval = t_interval(values[0.2])
+    error = interval.stderr if standard_errors else interval.half
+    cells = [
+        cell.text for part in report.parts for t in part.tables for row in t.rows for cell in row if "±" in cell.text
+    ]
+    assert len(cells) == 4  # two in the declared table, two in that of performance; the difference is exact
+    assert {format_with_error(interval.value, error)} < set(cells)
+    assert {cell.partition("± ")[2] for cell in cells} == {f"{error:.2g}"}
+    assert report.summary[0].text.count(f"± {100 * error:.1f}" if not standard_errors else "± 0.88") == 1
+
+
+def test_an_interval_of_one_run_is_over_its_samples_or_its_members() -> None:
+    over_samples = mean_over_repetitions([synthetic.result_row("nll", MEAN_PROBABILITY, 1.0)])
+    assert over_samples.half == pytest.approx(0.0196, abs=1e-5)
+    over_members = mean_over_repetitions([synthetic.result_row("nll", "mean of members", 1.0, members=3)])
+    assert over_members.half == pytest.approx(0.01 * 4.302653, abs=1e-6)
+    assert math.isnan(mean_over_repetitions([synthetic.result_row("nll", "member 0", 1.0, stderr=None)]).half)
+
+
+def test_differences_that_may_be_chance_are_not_bold_and_holm_leaves_fewer() -> None:
+    random = Random(3)
+    conditions = [{"rho": float(i)} for i in range(9)]
+    found = [
+        synthetic.result_row("accuracy", MEAN_PROBABILITY, (c["rho"] > 0) * 0.3 + random.gauss(0, 0.1),
+                             condition=c, repetition=r)
+        for c in conditions for r in range(4)
+    ]  # fmt: skip
+    counts = []
+    for correction in ("none", "holm"):
+        (table,) = report_tables.differences(found, conditions[0], Inference(correction=correction))
+        counts.append(sum(row[1].is_best for row in table.rows))
+        assert ("corrected by Holm" in table.caption) is (correction == "holm")
+    assert 0 <= counts[1] < counts[0] < 8
+    with pytest.raises(RecipeError, match=r"no correction 'bonferoni'; .*holm"):
+        compose(make_inputs([{}]), correction="bonferoni")  # type: ignore[arg-type]
+
+
+def test_latex_has_a_booktabs_float_per_table_and_escapes_names(hostile: tuple[Report, str]) -> None:
+    report = hostile[0]
+    text = to_latex(report)
+    tables = [table for part in report.parts for table in part.tables]
+    for word in ("\\begin{table}", "\\toprule", "\\midrule", "\\bottomrule", "\\end{tabular}"):
+        assert text.count(word) == len(tables)
+    rows = [line for line in text.splitlines() if line.endswith(r" \\")]
+    assert len(rows) == sum(1 + len(table.rows) for table in tables)
+    assert "|" not in text
+    for line in rows:
+        assert not re.search(r"(?<!\\)[%#_]|(?<!\\)&(?! )", line)
+        assert line[0] != "["
+
+
+def test_figures_have_the_given_size_font_and_labels() -> None:
+    options = {"width": 3.3, "height": 2.5, "font": "DejaVu Serif", "font_size": 7.0,
+               "labels": {"accuracy on test samples, %": "Accuracy (%)", "method=SAM 0, rho=0.0": "plain"}}  # fmt: skip
+    found = make_inputs(synthetic.grid(2))
+    report = compose(found, only_figures=["accuracy_bars"], figure_options=options)
+    ((_, drawn),) = report.figures()
+    assert drawn.figure.get_size_inches().tolist() == [3.3, 2.5]
+    (axes,) = drawn.figure.axes
+    assert axes.get_xlabel() == "Accuracy (%)"
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["plain", "method=SAM 1, rho=0.0"]
+    drawn.figure.draw_without_rendering()
+    fonts = {(*text.get_fontfamily(), text.get_fontsize()) for text in (axes.xaxis.label, *axes.get_xticklabels())}
+    assert fonts == {("DejaVu Serif", 7.0)}
+    assert b"DejaVu Serif" in drawn.file("svg")
+    for wrong, words in (({"labels": {"acuracy on test samples, %": "x"}}, "did you mean 'accuracy on test"),
+                         ({"font": "No such font"}, "no font 'No such font'"), ({"width": 0}, "width = 0"),
+                         ({"with": 1}, "did you mean 'width'")):  # fmt: skip
+        with pytest.raises(RecipeError, match=re.escape(words)):
+            compose(found, only_figures=["accuracy_bars"], figure_options=wrong)

@@ -25,7 +25,7 @@ from plateaux.evaluation.metrics.calibration import reliability
 from plateaux.evaluation.results import MetricResult
 from plateaux.reports import artifacts
 from plateaux.reports.export import to_html, write_figures
-from plateaux.reports.report import FAMILIES, compose, report
+from plateaux.reports.report import FAMILIES, report
 from plateaux.reports.report_inputs import read_inputs
 from plateaux.storage.run import Run
 
@@ -194,14 +194,14 @@ only = ["accuracy_bars", "training"]
     sources = [read_inputs([tmp_path / "out"]), read_inputs([tmp_path / "alone.json"])]
     for inputs in sources:
         assert (inputs.question, inputs.baseline, len(inputs.sections)) == ("Is it flat?", {"rho": 0.0}, 4)
-        assert [name for name, _ in compose(inputs).figures()] == ["accuracy_bars", "training"]
+        assert [name for name, _ in report(inputs).figures()] == ["accuracy_bars", "training"]
     assert [each.run is None for each in sources[1].sections] == [True] * 4
     assert sources[0].sections[0].run is not None
     both = read_inputs([tmp_path / "out", tmp_path / "alone.json"])
     assert len(both.sections) == 8
     assert {each.condition["study"] for each in both.results} == {"out", "alone"}
     assert len({each.name for each in both.sections}) == 4
-    titles = [table.title for table in compose(sources[0], figures=False).parts[0].tables]
+    titles = [table.title for table in report(sources[0], figures=False).parts[0].tables]
     assert "Difference from rho=0.0" in titles
 
 
@@ -237,6 +237,11 @@ def test_the_command_writes_every_format_and_figures(full_run: Path, tmp_path: P
     assert (tmp_path / "r.csv").read_text().startswith("run,condition,repetition,metric,split,row,value")
     assert run_report(str(full_run), "-o", str(tmp_path / "r.txt"), "--format", "json", *few)[0] == 0
     assert json.loads((tmp_path / "r.txt").read_text())["title"] == "demo"
+    style = ("--figures-dir", str(tmp_path / "small"), "--figure-width", "3.3", "--font-size", "7", "--label",
+             "accuracy on test samples, %=Accuracy (%)", "--standard-errors", "--correction", "holm")  # fmt: skip
+    assert run_report(str(full_run), "-o", str(tmp_path / "r.tex"), *few, *style)[0] == 0
+    assert "± is one standard error" in (tmp_path / "r.tex").read_text().splitlines()[0]
+    assert ">Accuracy (%)<" in (tmp_path / "small" / "accuracy_bars.svg").read_text()
     assert not list(tmp_path.rglob("*.part"))
 
 
@@ -245,6 +250,8 @@ def test_invalid_arguments_of_the_command_are_reported(full_run: Path, tmp_path:
     code, output = run_report(str(full_run), "-o", str(tmp_path / "r.docx"))
     assert code == 2
     assert "There is no report format 'docx'" in output
+    code, output = run_report(str(full_run), "-o", str(tmp_path / "r.html"), "--label", "accuracy")
+    assert (code, "--label accuracy: give OLD=NEW" in output) == (2, True)
     (tmp_path / "file").write_text("")
     code, output = run_report(str(full_run), "-o", str(tmp_path / "file" / "r.csv"))
     assert code == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,9 +21,13 @@ from cases import weights_path
 import plateaux
 from plateaux.config.builders.model import build_members
 from plateaux.config.code import code_hashes, source_hash
-from plateaux.config.components import NO_COMPONENTS
+from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.core.errors import PlateauxError, RunError
 from plateaux.optim.losses import CrossEntropy
+from plateaux.studies.packed_results import encode_results
+from plateaux.studies.result_rows import results_from_run, results_from_study
+from plateaux.studies.runner import StudyRunner
+from plateaux.studies.study import Study
 
 HELPERS = "def width():\n    return 8  # units\n"
 METHODS = '''
@@ -94,7 +99,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         return importlib.import_module("own_nets")
 
     yield write_files
-    for name in FILES:
+    for name in (*FILES, "own_measures"):
         sys.modules.pop(name, None)
 
 
@@ -311,3 +316,128 @@ def test_other_data_than_those_in_the_run_folder_are_refused(tmp_path: Path) -> 
     other = plateaux.from_arrays(x + 1, x.argmax(1) % 3)
     with pytest.raises(PlateauxError, match="have changed since this run was trained"):
         plateaux.evaluate(plateaux.open_run(run.store.root, data=other), metrics="nll")
+
+
+# Metrics, probes, and studies.
+
+MEASURES = '''
+import plateaux
+from plateaux.core.metric import Metric
+from plateaux.core.types import Estimate
+from plateaux.loss_landscape.probe import Probe
+
+
+@plateaux.metric
+def share(*, scale: float = 1.0):
+    """A fixed number."""
+    return Metric(lambda outputs, batch: {"n": batch.y.sum() * 0}, lambda sums: {"ensemble": Estimate(0.5 * scale)})
+
+
+@plateaux.probe
+def slope():
+    """A fixed number."""
+    return Probe(lambda surface: {"": Estimate(0.5)}, lambda samples: 1.0)
+'''
+CHANGED = MEASURES.replace("0.5", "0.25")
+TRUST = ["own_methods", "own_measures"]
+STUDY = {
+    "base": {**RECIPE, "members": 1, "data": {"name": "blobs", "samples": 40}, "model": {"name": "mlp"}},
+    "grid": {"method": {"low": {"method.scale": 1.0}, "high": {"method.scale": 2.0}}},
+    "evaluate": {"metrics": ["own_measures:share"]},
+    "landscape": {"probes": ["own_measures:slope"]},
+}
+
+
+@pytest.fixture
+def study_runner(tmp_path: Path, write: Callable[..., ModuleType]) -> Callable[..., StudyRunner]:
+    """Return a function that writes the user's files and opens the study again."""
+
+    def runner(**changes: str) -> StudyRunner:
+        write(**{"own_measures": MEASURES, **changes})
+        components = Components(trust=tuple(TRUST))
+        return StudyRunner(Study.from_dict(STUDY), tmp_path / "study", components=components)
+
+    return runner
+
+
+def stored_values(found: Any) -> set[float]:
+    return {each.value for each in found if each.metric.startswith("own_measures:")}
+
+
+@pytest.mark.parametrize("kind", ["metric", "probe"])
+def test_a_result_of_another_version_of_a_metric_or_probe_is_left_out_and_then_replaced(
+    path: Path, write: Callable[..., ModuleType], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def measure(nets: ModuleType) -> None:
+        run = opened(path, nets, trust=TRUST)
+        if kind == "metric":
+            plateaux.evaluate(run, metrics="own_measures:share")
+        else:
+            plateaux.probe_landscape(run, probes=["own_measures:slope"], limit=10)
+
+    measure(write(own_measures=MEASURES))
+    assert stored_values(results_from_run(opened(path, write(own_measures=MEASURES), trust=TRUST))) == {0.5}
+    nets = write(own_measures=CHANGED)
+    assert stored_values(results_from_run(opened(path, nets, trust=TRUST))) == set()
+    assert "is left out: its code has changed" in caplog.text
+    measure(nets)
+    assert stored_values(results_from_run(opened(path, nets, trust=TRUST))) == {0.25}
+
+
+def test_a_study_whose_metric_or_probe_changed_is_not_done(study_runner: Callable[..., StudyRunner]) -> None:
+    study_runner().run()
+    assert study_runner().missing() == []
+    again = study_runner(own_measures="# a comment\n" + MEASURES)
+    assert again.missing() == []
+    changed = study_runner(own_measures=CHANGED)
+    assert sum(len(trials) for _, trials in changed.missing()) == 2
+    changed.run()
+    assert stored_values(results_from_study(changed.root)) == {0.25}
+
+
+def test_a_study_whose_method_changed_is_not_done_and_does_not_mix_two_versions(
+    study_runner: Callable[..., StudyRunner], caplog: pytest.LogCaptureFixture
+) -> None:
+    study_runner().run()
+    changed = study_runner(own_methods=METHODS.replace("* scale", "+ scale"))
+    todo = changed.missing()
+    assert len(todo) == 2
+    with pytest.raises(RunError, match=r"The code of the method of method=low #0 has changed .* delete .*runs/"):
+        changed.run()
+    shutil.rmtree(changed.root / "runs" / todo[0][0].folder)  # as the message advises
+    with pytest.raises(RunError, match="of method=high #0 has changed"):
+        changed.run()
+    assert {each.condition["method"] for each in results_from_study(changed.root)} == {"low"}
+    assert "method=high #0 is left out: it is of an earlier version" in caplog.text
+    shutil.rmtree(changed.root / "runs" / todo[1][0].folder)
+    changed.run()
+    assert {each.condition["method"] for each in results_from_study(changed.root)} == {"low", "high"}
+
+
+def test_results_of_a_study_without_hashes_of_code_stay_done(study_runner: Callable[..., StudyRunner]) -> None:
+    runner = study_runner()
+    runner.run()
+    old = runner.results()
+    for each in [*old["runs"].values(), *old["conditions"]]:
+        del each["code"]
+    runner.store.put("results.json", encode_results({key: old[key] for key in old if key != "format"}))
+    assert study_runner().missing() == []
+    assert results_from_study(runner.root)
+
+
+def test_a_study_of_library_code_stores_no_hash_of_code(tmp_path: Path) -> None:
+    tree = {**STUDY, "grid": {}, "evaluate": {"metrics": ["accuracy"]}, "landscape": {}}
+    study = Study.from_dict({**tree, "base": {**STUDY["base"], "method": {"name": "deep_ensemble"}}})
+    runner = StudyRunner(study, tmp_path)
+    runner.run()
+    assert runner.evaluation_hash == study.evaluation_hash()
+    assert '"code"' not in (tmp_path / "results.json").read_text()
+
+
+def test_a_metric_that_selects_the_weights_is_code_of_the_run(write: Callable[..., ModuleType]) -> None:
+    recipe = plateaux.Recipe.from_dict({**RECIPE, "train": {"select": "best:own_measures:share"}})
+    hashes = []
+    for text in (MEASURES, CHANGED):
+        write(own_measures=text)
+        hashes.append(code_hashes(recipe, Components(trust=tuple(TRUST)))["metric"])
+    assert hashes[0] != hashes[1]

@@ -206,7 +206,7 @@ def test_verify_names_every_damaged_and_missing_file(run: Path) -> None:
             assert all(Path(each).stem in problem for each, problem in result.damaged.items())
             file.write_bytes(content)
     flip(weights_path(run, 0), 0.5)
-    done = CliRunner().invoke(app, ["verify", str(run)])
+    done = CliRunner().invoke(app, ["verify", str(run), "--json"])
     assert done.exit_code == 4
     assert json.loads(done.stdout)["damaged"].keys() == {weights_path(run, 0).relative_to(run).as_posix()}
     assert isinstance(done.exception, SystemExit | PlateauxError)

@@ -84,7 +84,7 @@ def recipe(folder: Path, data: dict[str, Any] | None = None, **model: Any) -> Re
             "members": 2,
             "data": {"name": "given", "batch_size": 10, **(data or {})},
             "model": {**net, "cache_features": True, **model},
-            "optimizer": {"lr": 0.05, "momentum": 0.9},
+            "optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.9},
             "train": {"epochs": 3},
             "executor": {"threads": 1},
             "run": {"feature_cache": str(folder)},

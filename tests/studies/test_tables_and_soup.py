@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from plateaux.config.builders.data import build_data
 from plateaux.core.errors import RecipeError
-from plateaux.core.formatting import format_with_stderr
-from plateaux.core.types import Estimate
+from plateaux.core.stats.comparisons import Inference
+from plateaux.core.stats.intervals import t_interval
 from plateaux.reports.report import report
 from plateaux.storage.local_store import SCRATCH_PREFIX
 from plateaux.storage.run import Run
@@ -55,8 +54,8 @@ def test_a_declared_table_has_the_numbers_of_the_study_and_those_of_the_paper(tm
         if each.metric == "accuracy" and each.row.kind == "member" and each.condition == {"lr": 0.1, "way": "plain"}
     ]
     assert len(values) == 3
-    expected = Estimate(float(np.mean(values)), float(np.std(values, ddof=1)) / 3**0.5)
-    assert rows["lr=0.1"][0] == format_with_stderr(expected, percent=True)
+    assert rows["lr=0.1"][0] == Inference().format(t_interval(values), percent=True)
+    assert shown.caption.startswith("± is half of a 95 % interval over repetitions, of a mean over members")
     assert shown.title in {each.title for part in built.parts for each in part.tables}
 
 

@@ -29,6 +29,7 @@ batch_size = 8
 name = "cnn"
 channels = [4]
 [optimizer]
+name = "SGD"
 lr = 0.05
 [train]
 epochs = 2

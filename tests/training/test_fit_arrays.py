@@ -83,12 +83,39 @@ def test_fit_is_train_with_the_data_of_from_arrays(tmp_path: Path) -> None:
 
 def test_the_recipe_has_the_documented_defaults(tmp_path: Path) -> None:
     recipe = fit(tmp_path / "run").recipe
-    assert (recipe.method.name, recipe.optimizer.name, recipe.optimizer.lr) == ("sam", "AdamW", 1e-3)
-    assert (recipe.optimizer.weight_decay, recipe.lr_scheduler[0].name) == (0.01, "cosine")
+    short = plateaux.Recipe.from_dict({"data": {"name": "moons"}, "model": {"name": "mlp"}})
+    assert (recipe.method.name, recipe.optimizer, recipe.lr_scheduler) == ("sam", short.optimizer, short.lr_scheduler)
+    assert build_recipe(plateaux.from_arrays(*blobs()), "mlp", members=1, method="sam", seed=0, settings={}).train == (
+        short.train
+    )
     assert (recipe.data.batch_size, recipe.data.validation_split) == (32, 0.1)
-    run = fit(tmp_path / "other", settings={**FAST, "optimizer": {"name": "SGD", "momentum": 0.9}})
-    assert run.recipe.optimizer.options == {"momentum": 0.9}
-    assert (run.recipe.optimizer.lr, run.recipe.optimizer.weight_decay) == (0.1, 0.0)
+    run = fit(tmp_path / "other", settings={**FAST, "optimizer": {"name": "AdamW", "lr": 0.01}})
+    assert (run.recipe.optimizer.options, run.recipe.optimizer.lr) == ({}, 0.01)
+
+
+def test_all_samples_are_for_training_if_there_is_no_test_set(tmp_path: Path) -> None:
+    for number, test in enumerate((None, 0)):
+        run = fit(tmp_path / f"all-{number}", test=test)
+        data = run.info.data
+        assert (data.train.samples, data.test.samples, run.recipe.data.validation_split) == (120, 0, 0.0)
+        assert len(plateaux.load_predictor(run)(blobs()[0].astype("float32"))) == 120
+        with pytest.raises(PlateauxError, match="has no test samples, because it was trained on all of them"):
+            plateaux.evaluate(run)
+    found = plateaux.evaluate(run, split={"again": blobs()}, metrics="accuracy")
+    assert found[0].data["samples"] == 120
+    code, output = call("train", str(run), "--set", "members=3")  # has nothing to evaluate
+    assert (code, str(run) in output) == (0, True)
+    points = plateaux.fit(Points(), model="mlp", members=1, epochs=1, test=None, settings=FAST, out=tmp_path / "p")
+    assert (points.info.data.train.samples, points.info.data.test.samples) == (60, 0)
+
+
+def test_a_run_without_out_is_in_a_temporary_folder_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run = plateaux.fit(*blobs(), model="mlp", members=1, epochs=1, settings=FAST)
+    assert Path(str(run)).parent == tmp_path
+    assert f"The run is {run}, in a temporary folder" in caplog.text
 
 
 @pytest.mark.parametrize(("samples", "size"), [(9_999, 32), (10_000, 128)])
@@ -116,10 +143,10 @@ def test_the_command_line_continues_a_run_of_arrays(tmp_path: Path) -> None:
     words = ("train", str(moved), "--set", "members=3", "--no-evaluate")
     subprocess.run([sys.executable, "-m", "plateaux", *words], check=True, cwd="/", capture_output=True)
     assert_equal_weights(plateaux.Run.open(moved), fit(tmp_path / "whole", members=3))
-    code, output = call("status", str(moved))
+    code, output = call("status", str(moved), "--json")
     assert code == 0
     assert [row["state"] for row in json.loads(output)["members"]] == ["finished"] * 3
-    code, output = call("evaluate", str(moved), "--metrics", "accuracy")
+    code, output = call("evaluate", str(moved), "--metrics", "accuracy", "--json")
     assert code == 0
     assert json.loads(output)[0]["rows"] == plateaux.evaluate(moved, metrics="accuracy")[0].to_dict()["rows"]
     assert call("calibrate", str(moved), "--split", "test")[0] == 0

@@ -176,7 +176,7 @@ def test_results_and_files_are_added_and_no_epoch_is_sent_again(tmp_path: Path, 
 
 
 def test_the_command_line_adds_the_results_of_the_evaluation(tmp_path: Path, recorded: Path) -> None:
-    done = CliRunner().invoke(app, command_line(recipe("Recorder"), tmp_path))
+    done = CliRunner().invoke(app, [*command_line(recipe("Recorder"), tmp_path), "--json"])
     assert done.exit_code == 0, done.output
     measured = {each["metric"]: each for each in json.loads(done.stdout)["metrics"]}
     ended = [call for call in read(recorded) if "summary" in call and call["member"] is None]

@@ -260,7 +260,7 @@ def test_the_command_writes_figures_and_numbers(
 ) -> None:
     app = command(monkeypatch, experiment)
     out = tmp_path / "new" / "folder"
-    done = CliRunner().invoke(app, ["theory", "--out", str(out), "--matrices", "8"])
+    done = CliRunner().invoke(app, ["theory", "--out", str(out), "--matrices", "8", "--json"])
     assert done.exit_code == 0, done.output
     printed = json.loads(done.stdout)
     assert sorted(file.name for file in out.iterdir()) == ["theory-2.png", "theory-2.svg", "theory.json"]

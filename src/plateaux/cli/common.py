@@ -1,6 +1,6 @@
 """Shared by all commands: options, exit codes, logging, and output as tables or JSON.
 
-Importing this package must not import torch, numpy, pydantic, or rich, so that `--help` and `status` start fast: the
+Importing this package must not import torch, numpy, pydantic, or rich, so that `--help` and `--json` start fast: the
 body of a command imports what it needs, or uses the names in `plateaux`, which are imported at their first use. For the
 same reason, modules with commands do not postpone annotations: Typer would evaluate their text twice at every start.
 """
@@ -39,7 +39,7 @@ CODES: tuple[tuple[type[Exception], int], ...] = (
 STORAGE_CODE = 4
 
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Override a value of the recipe: section.key=value.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, the default when the output is piped.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Trust = Annotated[
     list[str] | None,
     typer.Option(
@@ -50,6 +50,9 @@ Download = Annotated[
     bool, typer.Option("--download", help="Allow downloads: names hf:user/name, and pretrained weights of timm.")
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; by default the best available.")]
+Sha256 = Annotated[
+    str | None, typer.Option(help="Refuse a bundle with another digest than this, which export, push, and pull print.")
+]
 Members = Annotated[str | None, typer.Option(help="Use only these members, such as 0,2.")]
 
 
@@ -66,12 +69,6 @@ def output_console() -> PlainConsole:
     from plateaux.core.text_table import PlainConsole
 
     return PlainConsole()
-
-
-def is_terminal() -> bool:
-    """Return whether standard output is a terminal, or an environment variable says so."""
-    may_be = sys.stdout.isatty() or "FORCE_COLOR" in os.environ or "TTY_COMPATIBLE" in os.environ
-    return may_be and output_console().is_terminal
 
 
 def handle_errors(command: Callable[..., None]) -> Callable[..., None]:
@@ -96,19 +93,23 @@ def handle_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def print_result(as_json: bool, plain: Any, shown: Callable[[], list[Any]]) -> None:
-    """Print tables on a terminal, JSON otherwise."""
-    if as_json or not is_terminal():
+    """Print JSON, or tables and lines of text."""
+    if as_json:
         typer.echo(json.dumps(plain, indent=2))
         return
     for each in shown():
-        output_console().print(each)
+        output_console().print(each, soft_wrap=isinstance(each, str))
 
 
-def metric_tables(results: Sequence[MetricResult]) -> list[Any]:
-    """Return the tables of metrics, in the width of this terminal."""
-    from plateaux.evaluation.tables import tables
+def metric_tables(results: Sequence[MetricResult], *, short_for: object = None) -> list[Any]:
+    """Return the tables of metrics, in the width of this terminal; with the run `short_for` without single members."""
+    from plateaux.evaluation.tables import short_tables, tables
 
-    return [*tables(results, output_console().width)]
+    width = output_console().width
+    if short_for is None:
+        return [*tables(results, width)]
+    more = f"every member and all metrics: plateaux evaluate {short_for} --metrics all; some: plateaux list metrics"
+    return [*short_tables(results, width), more]
 
 
 class ConsoleHandler(logging.Handler):

@@ -49,11 +49,12 @@ def evaluate(
         ),
     ] = "test",
     metrics: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Names with commas, or all, none, performance, uncertainty, diversity; with options: ece(bins=10)."
+            help="Names with commas, or all, none, performance, uncertainty, diversity; with options: ece(bins=10). By "
+            "default accuracy, nll, brier, and ece, without single members."
         ),
-    ] = "all",
+    ] = None,
     ood: Annotated[
         list[str] | None,
         typer.Option(help="OOD datasets: near=cifar100,tin far=mnist; near or far alone: those of OpenOOD."),
@@ -88,8 +89,9 @@ def evaluate(
 ) -> None:
     """Evaluate a run: performance, uncertainty, diversity, robustness, OOD detection.
 
-    In Python: `plateaux.evaluate("runs/demo", metrics="all")`
+    In Python: `plateaux.evaluate("runs/demo")`
     """
+    from plateaux.evaluation.evaluate import STANDARD
     from plateaux.evaluation.ood import parse_ood_suites
     from plateaux.evaluation.robustness import read_baseline, robustness
     from plateaux.evaluation.splits import ood_splits
@@ -111,11 +113,13 @@ def evaluate(
         raise typer.Exit(torchrun(processes))
     mesh = None if executor is None else _mesh(processes, changes or [])
     chosen: dict[str, Any] = {"members": parse_numbers(members), "limit": limit, "executor": mesh}
-    names = [] if metrics == "none" or ((calibrated or cascade) and metrics == "all") else split_names(metrics)
+    default = () if calibrated or cascade else STANDARD
+    names = [*default] if metrics is None else [] if metrics == "none" else split_names(metrics)
+    on_corrupted = CORRUPTION_METRICS if names and metrics in (None, "all") else names
     results: list[MetricResult] = []
     with progress_bar("evaluating") as progress:
         shared: dict[str, Any] = {"device": device, "cache_logits": cache_logits, "progress": progress}
-        for splits, wanted in _by_kind(split_names(split), names):
+        for splits, wanted in _by_kind(split_names(split), names, on_corrupted):
             results += plateaux.evaluate(
                 opened,
                 split=splits,
@@ -147,7 +151,8 @@ def evaluate(
     if markdown:
         typer.echo(to_markdown(results))
         return
-    print_result(as_json, [result.to_dict() for result in results], lambda: metric_tables(results))
+    short_for = run if metrics is None and names else None
+    print_result(as_json, [result.to_dict() for result in results], lambda: metric_tables(results, short_for=short_for))
 
 
 def calibrate(
@@ -344,9 +349,9 @@ def _cascade_settings(
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _by_kind(splits: list[str], names: list[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield splits and their metrics: on corrupted splits `all` means three metrics, because there are 75 splits."""
-    for is_corrupted, wanted in ((False, names), (True, CORRUPTION_METRICS if names == ["all"] else names)):
+def _by_kind(splits: list[str], names: list[str], on_corrupted: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield splits and their metrics; there are 75 corrupted splits, which by default have three metrics."""
+    for is_corrupted, wanted in ((False, names), (True, on_corrupted)):
         chosen = [split for split in splits if (split.partition("@")[0].split(":")[0] == "corrupted") is is_corrupted]
         if chosen and wanted:
             yield chosen, wanted

@@ -45,7 +45,11 @@ def export(
             for check in manifest.checks
         ]
         remark = [manifest.remark] if manifest.remark else []
-        return [*checks, *remark, f"{out}: {len(manifest.files) + 1} files, {format_size(size)}"]
+        return [
+            *checks,
+            *remark,
+            f"{out}: {len(manifest.files) + 1} files, {format_size(size)}, sha256 {bundle.sha256}",
+        ]
 
     checks = {check.file: check.max_difference for check in manifest.checks}
-    print_result(as_json, {"bundle": str(out), "bytes": size, "max_difference": checks}, lines)
+    print_result(as_json, {"bundle": str(out), "bytes": size, "max_difference": checks, "sha256": bundle.sha256}, lines)

@@ -1,7 +1,8 @@
-"""The command line. Commands print tables on a terminal, and JSON when piped or with --json.
+"""The command line. Commands print tables, and JSON with --json.
 
-Exit codes: 0 success, 2 wrong recipe or arguments, 3 missing data, 4 run folder or storage unusable, 5 a loss became
-NaN or infinite, 6 untrusted code was refused, 75 stopped with a checkpoint (run the same command again).
+Exit codes: 0 success, 2 wrong recipe or arguments, 3 missing data, or no input could be predicted, 4 run folder or
+storage unusable, 5 a loss became NaN or infinite, 6 untrusted code was refused, 75 stopped with a checkpoint (run the
+same command again).
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import plateaux
-from plateaux.cli import evaluate, export, hub, landscape, predict, report, serve, study, verify
+from plateaux.cli import evaluate, export, hub, import_weights, landscape, predict, report, serve, study, verify
 from plateaux.cli.common import (
     AsJson,
     Changes,
@@ -27,24 +28,28 @@ from plateaux.cli.common import (
     error_console,
     handle_errors,
     metric_tables,
+    output_console,
     print_result,
     torchrun,
     trusted_names,
 )
+from plateaux.cli.groups import GroupedCommands
 from plateaux.config.builtin_recipes import builtin_recipes, recipe_file
 from plateaux.core import errors, registry
 from plateaux.core.formatting import format_duration, format_size
 from plateaux.core.process_info import is_rank_zero
 from plateaux.distributed.subprocesses import protect_children
+from plateaux.studies.builtin_studies import builtin_studies
 
 KINDS = {
     "methods": registry.method, "metrics": registry.metric, "data": registry.dataset, "models": registry.model,
     "executors": registry.executor, "probes": registry.probe,
 }  # fmt: skip
+FILES = {"recipes": builtin_recipes, "studies": builtin_studies}
 
 app = typer.Typer(
-    help="Train, evaluate, and use deep ensembles whose members are flat and diverse.", no_args_is_help=True,
-    pretty_exceptions_enable=False,
+    cls=GroupedCommands, help="Train, evaluate, and use deep ensembles whose members are flat and diverse.",
+    no_args_is_help=True, pretty_exceptions_enable=False,
     rich_markup_mode=None,  # importing what renders Markdown takes longer than everything else in `--help`
 )  # fmt: skip
 recipes = typer.Typer(help="Check a recipe, or print the schema of all recipes.", no_args_is_help=True)
@@ -52,7 +57,7 @@ app.add_typer(recipes, name="recipe")
 for command in (
     evaluate.evaluate, evaluate.calibrate, predict.predict, evaluate.soup, evaluate.select, export.export,
     landscape.landscape, study.study, report.report, verify.verify, serve.serve,
-    hub.push, hub.pull,
+    hub.push, hub.pull, import_weights.import_weights,
 ):  # fmt: skip
     app.command()(handle_errors(command))
 
@@ -162,13 +167,13 @@ def train(
         )
     if not is_rank_zero():
         return
-    results = list(plateaux.evaluate(run)) if evaluate else []
+    results = list(plateaux.evaluate(run)) if evaluate and run.info.data.test.samples else []
     if results and loaded.run.trackers:
         from plateaux.training.trackers import log_results
 
         log_results(run, results)
     plain = {"run": str(root), "metrics": [result.to_dict() for result in results]}
-    print_result(as_json, plain, lambda: metric_tables(results))
+    print_result(as_json, plain, lambda: [*(metric_tables(results, short_for=root) if results else []), f"run: {root}"])
 
 
 def _stored_recipe(run: Path, out: Path | None) -> Path:
@@ -203,6 +208,8 @@ def status(run: Path, as_json: AsJson = False) -> None:
 
     In Python: `plateaux.open_run("runs/demo").all_progress()`
     """
+    from plateaux.data.warning_table import log_warnings
+    from plateaux.evaluation.run_warnings import run_warnings
     from plateaux.storage.member_writer import claim_age
     from plateaux.training.job_records import latest_by_member
 
@@ -242,72 +249,33 @@ def status(run: Path, as_json: AsJson = False) -> None:
         active = {n: record for n, record in jobs.items() if record.outcome in ("running", "lost")}
         lost = [n for n, record in active.items() if record.outcome == "lost"]
         updates = {n: record.latest(n) for n, record in active.items() if n in record.progress}
-        return [shown, *([member_table(updates, lost)] if updates else []), *held, f"{format_size(total)} in total"]
+        active_members = [member_table(updates, lost, width=output_console().width)] if updates else []
+        return [shown, *active_members, *held, f"{format_size(total)} in total"]
 
     print_result(as_json, {"run": str(run), "members": rows, "shared_bytes": shared, "bytes": total}, table)
-
-
-@app.command()
-@handle_errors
-def import_weights(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to create.")],
-    model: Annotated[list[str], typer.Option(help="The name of the model; once, or once for each file.")],
-    weights: Annotated[
-        list[str],
-        typer.Option(
-            help="FILE or FILE:prefix, once for each member, or a quoted pattern: 'seeds/*/last.ckpt'. A .safetensors, "
-            ".pt, .pth, or Lightning .ckpt file, or a folder of Hugging Face."
-        ),
-    ],
-    data: Annotated[str, typer.Option(help="The dataset that the models were trained for.")],
-    rename: Annotated[
-        list[str] | None,
-        typer.Option(help="OLD=NEW: entries of the files that start with OLD start with NEW in the model."),
-    ] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option(help="Leave out the entries of the files that start with this text.")
-    ] = None,
-    changes: Changes = None,
-    trust: Trust = None,
-    download: Download = False,
-    as_json: AsJson = False,
-) -> None:
-    """Create a run from weights trained elsewhere: Lightning checkpoints, Hugging Face folders, or state dicts.
-
-    In Python: `plateaux.import_weights("runs/mine", recipe, ["a.ckpt", "b.ckpt"])`
-    """
-    from plateaux.storage.import_weights import expand_patterns
-
-    files = expand_patterns(weights)
-    models = json.dumps(model) if len(model) > 1 else json.dumps(model[0])
-    text = f"members = {len(files)}\n[data]\nname = {json.dumps(data)}\n[model]\nname = {models}\n"
-    recipe = plateaux.Recipe.parse(text, changes or [], where="import-weights")
-    names = _renamed(rename or [], ignore or [])
-    plateaux.import_weights(out, recipe, files, names=names, trust=trust or (), download=download)
-    print_result(as_json, {"run": str(out), "members": len(files)}, lambda: [f"{out}: {len(files)} members imported"])
+    log_warnings(run_warnings(opened, present))
 
 
 @app.command(name="list")
 @handle_errors
 def list_(
-    kind: Annotated[str, typer.Argument(help="methods, metrics, probes, data, models, executors or recipes.")],
+    kind: Annotated[str, typer.Argument(help="methods, metrics, probes, data, models, executors, recipes or studies.")],
     as_json: AsJson = False,
 ) -> None:
-    """List the plug-ins of one kind, with one sentence each.
+    """List the plug-ins of one kind, the recipes, or the studies, with one sentence each.
 
     In Python: `plateaux.method.describe()`
     """
-    if kind not in (*KINDS, "recipes"):
-        raise errors.RecipeError(f"There is no list of {kind!r}; {errors.suggest(kind, [*KINDS, 'recipes'])}")
-    descriptions = (
-        KINDS[kind].describe()
-        if kind in KINDS
-        else {name: _first_line(file) for name, file in builtin_recipes().items()}
-    )
+    if kind not in (*KINDS, *FILES):
+        raise errors.RecipeError(f"There is no list of {kind!r}; {errors.suggest(kind, [*KINDS, *FILES])}")
+    in_files = {} if kind in KINDS else {name: _first_line(file) for name, file in FILES[kind]().items()}
+    descriptions = KINDS[kind].describe() if kind in KINDS else in_files
 
     def table() -> list[Any]:
         from rich.table import Table
 
+        if not descriptions:
+            return [f"no {kind} are installed; the package plateaux-papers has those of papers"]
         shown = Table("name", "description")
         for name, text in descriptions.items():
             shown.add_row(name, text)
@@ -335,6 +303,7 @@ def check(
     from plateaux.config.components import Components
     from plateaux.config.experiment import Experiment
     from plateaux.core.runtime import get_device
+    from plateaux.training.class_weights import balance_classes
     from plateaux.training.model_check import check_data_and_model
     from plateaux.training.recipe_rules import check as check_recipe
 
@@ -345,7 +314,8 @@ def check(
         experiment = Experiment(loaded, components)
         check_recipe(experiment)
         if data:
-            check_data_and_model(loaded, experiment.training_data, components, get_device(None))
+            experiment = balance_classes(experiment)
+            check_data_and_model(experiment.recipe, experiment.training_data, components, get_device(None))
     text = f"{file} is valid: {loaded.members} members, method {loaded.method.name}"
     print_result(as_json, loaded.to_dict(), lambda: [text])
 
@@ -364,17 +334,6 @@ def _executor(
     values = {"name": name, "mode": mode, "processes": processes, "devices": listed}
     values |= {"address": json.dumps(address) if address else None}
     return [f"executor.{key}={value}" for key, value in values.items() if value is not None]
-
-
-def _renamed(rename: list[str], ignore: list[str]) -> dict[str, str | None]:
-    """Return the names of --rename and --ignore; OLD= removes a prefix."""
-    names: dict[str, str | None] = dict.fromkeys(ignore)
-    for text in rename:
-        old, sign, new = text.partition("=")
-        if not sign:
-            raise errors.RecipeError(f"--rename {text!r}: write OLD=NEW, such as --rename classifier.=head.")
-        names[old] = new
-    return names
 
 
 def _first_line(file: Path) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import plateaux
-from plateaux.cli.common import AsJson, Device, Members, Trust, parse_numbers, print_result, progress_bar
-from plateaux.cli.evaluate import CacheLogits
+from plateaux.cli.common import AsJson, Device, Members, Sha256, Trust, parse_numbers, print_result, progress_bar
+from plateaux.core.errors import DataError
 from plateaux.core.formatting import split_names
 
 if TYPE_CHECKING:
@@ -49,7 +49,11 @@ def predict(
     alpha: Annotated[float | None, typer.Option(help="Which of the fitted conformal sets to write.")] = None,
     raw: Annotated[bool, typer.Option(help="Also write the answers without the calibration.")] = False,
     members: Members = None,
-    cache_logits: CacheLogits = "float32",
+    sha256: Sha256 = None,
+    each_member: Annotated[
+        bool,
+        typer.Option("--each-member", help="For a split: write labels, ids, and the logits of all members (.npz)."),
+    ] = False,
     trust: Trust = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -60,6 +64,7 @@ def predict(
 
     In Python: `plateaux.predict("runs/demo", "photos/", "answers.csv")`
     """
+    from plateaux.deploy.bundle import Bundle
     from plateaux.deploy.load_predictor import is_bundle
 
     settings = {
@@ -69,7 +74,12 @@ def predict(
         "executor": executor,
         "address": address,
     }
-    source = model if is_bundle(model) else plateaux.open_run(model, trust=trust or ())
+    is_pinned = sha256 is not None  # a run has no digest of its own, so it is refused as it is no bundle
+    source = (
+        Bundle.open(model, sha256=sha256)
+        if is_pinned or is_bundle(model)
+        else plateaux.open_run(model, trust=trust or ())
+    )
     run: Callable[..., BatchResult | plateaux.Predictions] = plateaux.predict
     with progress_bar("predicting", "inputs" if inputs else "samples") as progress:
         found = run(
@@ -82,7 +92,7 @@ def predict(
             raw=raw,
             members=parse_numbers(members),
             device=device,
-            cache_logits=cache_logits,
+            each_member=each_member,
             batch={name: value for name, value in settings.items() if value},
             progress=progress,
         )
@@ -102,3 +112,5 @@ def predict(
     if found.failed:
         lines.append(f"{found.failed:,} inputs could not be read: see the column error")
     print_result(as_json, {**asdict(found), "out": str(out)}, lambda: lines)
+    if found.failed == found.inputs:
+        raise DataError(f"No input could be predicted; the column error of {out} has the reason of each")

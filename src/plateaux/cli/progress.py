@@ -14,6 +14,8 @@ from rich.table import Table
 from plateaux.core.formatting import format_duration
 from plateaux.core.progress import MemberUpdate, Message, Progress, ProgressEvent
 
+WIDE = 130  # characters that a line with a bar, the speed, and both accuracies takes
+
 
 @contextmanager
 def live_progress(console: Console) -> Iterator[Progress]:
@@ -30,16 +32,17 @@ def live_progress(console: Console) -> Iterator[Progress]:
             elif isinstance(event, MemberUpdate):
                 known = latest.get(event.member)
                 latest[event.member] = event if known is None else known.merge(event)
-                live.update(member_table(latest))
+                live.update(member_table(latest, width=console.width))
 
         yield show
 
 
-def member_table(latest: Mapping[int, MemberUpdate], lost: Collection[int] = ()) -> Table:
+def member_table(latest: Mapping[int, MemberUpdate], lost: Collection[int] = (), *, width: int = WIDE) -> Table:
     """Return one line per member: position, loss, accuracy, images per second, time left; on a cluster also the node.
 
-    `lost` are members whose job has stopped writing its record.
+    `lost` are members whose job has stopped writing its record. A narrow line has no bar, no speed, and one accuracy.
     """
+    is_wide = width >= WIDE
     table = Table.grid(padding=(0, 2))
     for number in sorted(latest):
         update = latest[number]
@@ -50,17 +53,20 @@ def member_table(latest: Mapping[int, MemberUpdate], lost: Collection[int] = ())
         prefixes = ("train ", "") if update.step is None else ("", "train ")
         loss, accuracy = (_first(metrics, [prefix + name for prefix in prefixes]) for name in ("loss", "accuracy"))
         validation = metrics.get("validation accuracy")
+        bar = ProgressBar(total=total, completed=min(epoch * steps + (update.step or 0), total), width=24)
+        trained = f"train {100 * accuracy:.1f} %" if accuracy else ""
+        validated = f"validation {100 * validation:.1f} %" if validation is not None else ""
         table.add_row(
             f"member {number}",
-            ProgressBar(total=total, completed=min(epoch * steps + (update.step or 0), total), width=24),
+            *([bar] if is_wide else []),
             f"epoch {min(epoch + (not is_finished), epochs)}/{epochs}",
             f"loss {loss:.4f}" if loss is not None else "",
-            f"train {100 * accuracy:.1f} %" if accuracy else "",
-            f"validation {100 * validation:.1f} %" if validation is not None else "",
-            _format_speed(update),
+            *([trained, validated, _format_speed(update)] if is_wide else [validated or trained]),
             "done" if is_finished else _format_time_left(update),
             *([f"on {update.node}", _format_retries(update, is_lost=number in lost)] if update.node else ()),
         )
+    for column in table.columns:
+        column.no_wrap = True
     return table
 
 
@@ -87,7 +93,7 @@ def _format_retries(update: MemberUpdate, *, is_lost: bool) -> str:
 def _print(console: Console, text: str) -> None:
     """Print a line, unless `--quiet` has raised the level of the logger."""
     if logging.getLogger("plateaux").level <= logging.INFO:
-        console.print(text)
+        console.print(text, soft_wrap=True)
 
 
 def _print_event(console: Console, event: ProgressEvent) -> None:

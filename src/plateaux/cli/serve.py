@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from plateaux.cli.common import Sha256
+
 
 def serve(
     bundle: Annotated[Path, typer.Argument(help="A bundle that `plateaux export` wrote.")],
@@ -17,12 +19,15 @@ def serve(
         int | None, typer.Option(min=1, help="Rows of one call; by default the fastest, measured at the start.")
     ] = None,
     max_queue: Annotated[int, typer.Option(min=1, help="Rows that may wait; more are refused with 429.")] = 256,
-    max_connections: Annotated[int, typer.Option(min=1, help="Open connections; more wait in the backlog.")] = 64,
     max_rows: Annotated[int, typer.Option(min=1, help="Rows of one request.")] = 128,
     max_bytes: Annotated[int, typer.Option(min=1, help="Bytes of one request.")] = 32 << 20,
-    deadline: Annotated[float, typer.Option(help="Seconds that a request may wait before it gets 504.")] = 10.0,
-    read_timeout: Annotated[float, typer.Option(help="Seconds in which a request must arrive as a whole.")] = 30.0,
+    max_memory: Annotated[
+        int, typer.Option(min=1, help="Bytes of bodies and decoded inputs of all requests of a process.")
+    ] = 256 << 20,
+    deadline: Annotated[float, typer.Option(help="Seconds in which a request is read and answered, or gets 504.")] = 10,
+    read_timeout: Annotated[float, typer.Option(help="Seconds in which the head of a request must arrive.")] = 30,
     log_requests: Annotated[bool, typer.Option(help="Log one JSON line per request, without its inputs.")] = False,
+    sha256: Sha256 = None,
 ) -> None:
     """Serve a bundle: Open Inference Protocol v2, /predict, /metrics, and a page to try it.
 
@@ -33,7 +38,7 @@ def serve(
     from plateaux.core.imports import optional_import
     from plateaux.serving.settings import ServeSettings
 
-    for library in ("starlette", "uvicorn"):  # prometheus_client is imported later: it reads the environment then
+    for library in ("starlette", "granian"):  # prometheus_client is imported later: it reads the environment then
         optional_import(library, extra="serve")
     settings = ServeSettings(
         bundle=str(bundle),
@@ -41,12 +46,13 @@ def serve(
         threads=threads,
         max_batch=max_batch,
         max_queue=max_queue,
-        max_connections=max_connections,
         max_rows=max_rows,
         max_bytes=max_bytes,
+        max_memory=max_memory,
         deadline_s=deadline,
         read_timeout_s=read_timeout,
         log_requests=log_requests,
+        sha256=sha256,
     )
     from plateaux.serving.server import serve as run_server
 

@@ -1,4 +1,4 @@
-"""A hash of the code outside of Plateaux that the weights of a run depend on: its model, method, loss, and data set.
+"""A hash of the code outside of Plateaux that weights and results depend on: model, method, loss, data set, metric.
 
 The hash covers a function or class and everything of the user that it refers to: functions, classes, and plain values
 of its module and of imported modules. Comments, formatting, and the source of libraries do not count.
@@ -40,13 +40,15 @@ def code_hashes(recipe: Recipe, components: Components, networks: Iterable[nn.Mo
     A model or a loss of a library that was passed in Python has its name instead. What the recipe names in a library,
     or what has no source, is left out.
     """
-    found: dict[str, list[Any]] = {"model": [], "method": [], "loss": [], "data": []}
+    found: dict[str, list[Any]] = {"model": [], "method": [], "loss": [], "data": [], "metric": []}
     names = {member_value("model.name", recipe.model.name, n, recipe.members) for n in range(recipe.members)}
     for name in names:
         found["model"] += [components.model] if components.model else _get("model", name, components)
     found["method"] += _get("method", recipe.method.name, components)
     found["loss"] += [components.loss] if components.loss else []
     found["data"] += [] if components.data is not None else _get("dataset", recipe.data.name, components)
+    if recipe.train.select != "last":  # a metric selects the weights
+        found["metric"] += _get("metric", recipe.train.select.removeprefix("best:").partition("(")[0], components)
     for cls in {type(layer) for network in networks for layer in network.modules()}:
         found[f"{LAYER}{cls.__module__}.{cls.__qualname__}"] = [cls]
     hashes = {section: source_hash(*subjects) for section, subjects in found.items() if subjects}

@@ -8,16 +8,17 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from plateaux.config.builtin_recipes import recipe_file
 from plateaux.config.recipe_errors import explain_error, locate_error, split_change
 from plateaux.config.schema import ConfigKeyError, ConfigSection, PluginSection
 from plateaux.config.search_space import SEED_NAMES, SearchConfig, sample
 from plateaux.config.toml import parse_toml, read_text
-from plateaux.core.errors import RecipeError
+from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.plain_types import derive_seed
 from plateaux.core.ranges import MAX_SIZE, Count, CountOrZero, Fraction, NonNegative, Positive, Seed, Size
+from plateaux.data.warning_table import WARNINGS
 
 Names = str | tuple[str, ...]
 NonNegatives = NonNegative | tuple[NonNegative, ...]  # one, or one per member
@@ -112,7 +113,7 @@ class LossConfig(PluginSection):
 
 
 class OptimizerConfig(PluginSection):
-    """A `torch.optim` optimizer by name. Other keys are options of the optimizer."""
+    """A `torch.optim` optimizer by name. Other keys are options of it; without a name: SGD with momentum = 0.9."""
 
     name: str = "SGD"
     lr: NonNegatives = 0.1
@@ -120,6 +121,13 @@ class OptimizerConfig(PluginSection):
     decay_filter: Literal["all", "matrices"] = "all"  # matrices: no decay for biases and normalization layers
     max_grad_norm: Positives | None = None  # maximum norm of the descent direction
     gradient_accumulation_steps: Count = 1  # number of micro-batches per batch
+
+    @model_validator(mode="before")
+    @classmethod
+    def _add_momentum(cls, values: Any) -> Any:
+        """Complete a short recipe. A recipe with all values, such as that of a run, has a name."""
+        is_short = isinstance(values, Mapping) and "name" not in values
+        return {"momentum": 0.9, **values} if is_short else values
 
 
 class LRSchedulerConfig(PluginSection):
@@ -133,7 +141,7 @@ class LRSchedulerConfig(PluginSection):
 class TrainConfig(ConfigSection):
     """Training length, precision, and selection of weights."""
 
-    epochs: int = Field(10, ge=1, le=MAX_EPOCHS)
+    epochs: int = Field(30, ge=1, le=MAX_EPOCHS)
     validate_every: Count = 1
     select: str = "last"  # or best:<metric>, selected on validation samples
     swa_start: Count | None = None  # average the weights after this step and all later ones
@@ -179,6 +187,15 @@ class RunConfig(ConfigSection):
     trackers: tuple[str, ...] = ()  # wandb, mlflow, tensorboard, or package.module:Class
     group: str | None = None  # name under which trackers group this run with others; a study sets its own
     feature_cache: str | None = None  # folder of cached backbone features, shared by all runs
+    silence: tuple[str, ...] | None = None  # names of warnings to leave out
+
+    @field_validator("silence")
+    @classmethod
+    def _check_silence(cls, silence: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in silence or ():
+            if name not in WARNINGS:
+                raise ValueError(f"there is no warning {name!r}; {suggest(name, WARNINGS)}")
+        return silence
 
 
 class ProbeConfig(ConfigSection):
@@ -199,12 +216,20 @@ class Recipe(ConfigSection):
     method: MethodConfig = MethodConfig()
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
-    lr_scheduler: tuple[LRSchedulerConfig, ...] = ()
+    lr_scheduler: tuple[LRSchedulerConfig, ...] = (LRSchedulerConfig(name="cosine"),)
     train: TrainConfig = TrainConfig()
     executor: ExecutorConfig = ExecutorConfig()
     run: RunConfig = RunConfig()
     probe: ProbeConfig = ProbeConfig()
     search: SearchConfig | None = None
+
+    @field_validator("lr_scheduler", mode="before")
+    @classmethod
+    def _check_tables(cls, value: Any) -> Any:
+        if isinstance(value, str | Mapping):
+            name = value if isinstance(value, str) else value.get("name", "cosine")
+            raise ValueError(f"give a list of tables: [[lr_scheduler]] with name = {name!r}; [] for no schedule")
+        return value
 
     @classmethod
     def load(cls, path: str | Path, changes: Iterable[str] = ()) -> Recipe:

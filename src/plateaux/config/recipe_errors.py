@@ -52,7 +52,7 @@ def explain_error(cls: type[ConfigSection], problem: ValidationError) -> ConfigK
         reason = ": every recipe needs data and a model" if key in ("data", "model") else ""
         text = f"{head or 'The recipe '}lacks {key!r}{reason}"
     else:
-        text = f"{full_key} = {first['input']!r}: {first['msg']}"
+        text = f"{full_key} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
     return ConfigKeyError(section, name, text, nth=nth)
 
 

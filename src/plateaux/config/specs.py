@@ -6,9 +6,10 @@ import re
 from inspect import unwrap
 from typing import Any, TypeVar
 
+from plateaux.config.code import source_hash
 from plateaux.config.schema import check
 from plateaux.core import registry
-from plateaux.core.errors import RecipeError
+from plateaux.core.errors import PlateauxError, RecipeError
 
 EXAMPLES = {"metric": "ece(bins=10)", "probe": "worst_l2(radius=0.5; steps=50)"}
 
@@ -39,6 +40,17 @@ def build_one(spec: str, kind: registry.Registry, cls: type[Plugin], trust: tupl
             f"{kind.kind} {match[1]!r} returned {type(plugin).__name__}; it must return plateaux.{cls.__name__}"
         )
     return plugin
+
+
+def user_code(spec: str, trust: tuple[str, ...]) -> str:
+    """Return the hash of the user's code behind a metric or a probe; empty: it is of a library, or is not trusted."""
+    name = spec.partition("(")[0].removesuffix(" by size").removesuffix(" under corruption").strip()
+    for kind in (registry.metric, registry.probe):
+        try:
+            return source_hash(kind.get(name, allow=trust)) or ""
+        except PlateauxError:  # of the other kind, a derived metric, or code that is not trusted
+            continue
+    return ""
 
 
 def _parse_option(spec: str, text: str, example: str) -> tuple[str, Any]:

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from plateaux.core.plain_types import Estimate
-
 
 def format_number(value: float, percent: bool = False) -> str:
     """Return a number in about three digits, or a fraction in percent.
@@ -39,20 +37,18 @@ def format_significant(value: float, digits: int = 3) -> str:
     return f"{value:.{max(places, 0)}f}"
 
 
-def format_with_stderr(value: Estimate, percent: bool = False) -> str:
-    """Return a number with its standard error, to two significant digits of the error.
+def format_with_error(value: float, error: float | None = None, percent: bool = False) -> str:
+    """Return a number with its error, to two significant digits of the error.
 
-    >>> format_with_stderr(Estimate(0.96333, 0.00771), percent=True), format_with_stderr(Estimate(12.5))
+    >>> format_with_error(0.96333, 0.00771, percent=True), format_with_error(12.5)
     ('96.33 ± 0.77', '12.5')
-    >>> format_with_stderr(Estimate(0.2, 0.0123))
-    '0.200 ± 0.012'
-    >>> format_with_stderr(Estimate(-0.0004, 0.12))
-    '0.00 ± 0.12'
+    >>> format_with_error(0.2, 0.0123), format_with_error(-0.0004, 0.12)
+    ('0.200 ± 0.012', '0.00 ± 0.12')
     """
-    if not math.isfinite(value.value):
-        return _format_nonfinite(value.value)
+    if not math.isfinite(value):
+        return _format_nonfinite(value)
     scale = 100.0 if percent else 1.0
-    mean, error = scale * value.value, scale * (value.stderr or 0.0)
+    mean, error = scale * value, scale * (error or 0.0)
     if not error or not math.isfinite(error):
         return f"{mean:.2f}" if percent else format_number(mean)
     if abs(mean) >= 1e6 or max(abs(mean), error) < 1e-4:
@@ -177,6 +173,15 @@ def escape_markdown(text: str) -> str:
     return printable(" ".join(text.split())).translate(_MARKDOWN)
 
 
+def escape_latex(text: str) -> str:
+    r"""Return text on one line in which LaTeX finds no commands; the signs of tables become commands.
+
+    >>> print(escape_latex("acc_1, % ± \\x"))
+    acc\_1, \% $\pm$ \textbackslash{}x
+    """
+    return printable(" ".join(text.split())).translate(_LATEX)
+
+
 def escape_csv(value: Any) -> Any:
     """Return a cell of a CSV file; text that a spreadsheet would execute as a formula gets a leading apostrophe.
 
@@ -205,6 +210,11 @@ _VISIBLE = {
     0x7F: "\u2421",
 }
 _MARKDOWN = str.maketrans({"&": "&amp;", "<": "&lt;", **{mark: f"\\{mark}" for mark in "\\|[]`"}})
+_LATEX = str.maketrans({
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$",
+    "·": r"$\cdot$", "β": r"$\beta$", "[": "{[}", "]": "{]}",  # [ would be the option of a line break
+})  # fmt: skip
 _FORMULA = ("=", "+", "-", "@")
 
 

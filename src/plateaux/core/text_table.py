@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from plateaux.core.formatting import escape_markdown, printable
+from plateaux.core.formatting import escape_latex, escape_markdown, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,19 @@ class Table:
             yield "| " + " | ".join(cells) + " |"
         if self.caption:
             yield from ("", escape_markdown(self.caption))
+
+    def to_latex(self) -> str:
+        """Return the table as a LaTeX float in the style of the package booktabs, with the best cells in bold."""
+        lines = [[escape_latex(name) for name in self.header]]
+        for row in self.rows:
+            texts = [(escape_latex(cell.text), cell.is_best) for cell in row]
+            lines.append([rf"\textbf{{{text}}}" if is_best else text for text, is_best in texts])
+        head, *body = (" & ".join(line) + r" \\" for line in lines)
+        caption = escape_latex(f"{self.title}. {self.caption}".strip())
+        columns = "l" + "r" * (len(self.header) - 1)
+        start = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{columns}}}"]
+        rules = [r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
+        return "\n".join([*start, *rules, r"\end{tabular}", r"\end{table}"]) + "\n"
 
 
 class PlainConsole(Console):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,20 +17,21 @@ from plateaux.core.errors import DataError
 from plateaux.core.types import Inputs, derive_seed
 from plateaux.data.augment import normalize
 from plateaux.data.data_summary import DataSummary, TensorSummary
+from plateaux.data.data_warnings import data_warnings
 from plateaux.data.samples import check_label_range, label_hint, label_problem, sample_ids
 from plateaux.data.sources import DataSplits, InMemorySource, Source
+from plateaux.data.warning_table import limit, warning
 
 SAMPLED_INPUTS = 32  # of a source that is not in memory
-LARGE_INPUT = 50.0  # normalized inputs above this are probably not scaled
 MIN_FOR_CLASSES = 16  # sampled labels from which a single class is suspicious
 
 
 @dataclass(frozen=True, slots=True)
 class DataCheck:
-    """The result of a check: a description to store, warnings to show, and ids of samples with NaN or infinity."""
+    """The result of a check: a description, warnings by name, and ids of samples with NaN or infinity."""
 
     summary: DataSummary
-    warnings: tuple[str, ...] = ()
+    warnings: Mapping[str, str] = field(default_factory=dict)
     nonfinite: Tensor | None = None  # ids of training samples; None: there are none among the checked ones
 
 
@@ -60,9 +61,10 @@ def check_data(data: DataSplits) -> DataCheck:
         _check_alike(train, splits["test"])
     found = len(torch.unique(train.y))
     inputs = {name: _summarize(values) for name, values in train.x.items()}
-    remarks = [_warn_of_range(train, inputs.get("x"), data), _check_classes(found, train, data)]
+    warnings = _warn_of_range(train, inputs.get("x"), data)
+    warnings |= {**_check_classes(found, train, data), **data_warnings(data)}
     summary = DataSummary(inputs, _summarize(train.y), data.classes, found, len(train.ids), len(train.y))
-    return DataCheck(summary, tuple(remark for remark in remarks if remark), _nonfinite_ids(train, inputs))
+    return DataCheck(summary, warnings, _nonfinite_ids(train, inputs))
 
 
 def check_evaluation_data(data: DataSplits, shape: Sequence[int], classes: int) -> None:
@@ -167,18 +169,22 @@ def _check_labels(examined: _Examined, split: str, data: DataSplits) -> None:
         )
 
 
-def _check_classes(found: int, train: _Examined, data: DataSplits) -> str | None:
+def _check_classes(found: int, train: _Examined, data: DataSplits) -> dict[str, str]:
     """Raise DataError if there is only one class; return a warning if only one is among the sampled labels."""
     cause = (
         "The usual cause is a data set that is sorted by class, of which a limit or a slice keeps the first samples: "
         "shuffle it first"
     )
-    if found != 1 or (len(train.y) < MIN_FOR_CLASSES and not train.is_complete):
-        return None
-    text = f"labels of {data.name!r} have the value {int(train.y[0])}"
-    if train.is_complete and len(train.y) > 1:
-        raise DataError(f"All {len(train.y):,} training {text}. Expected: at least 2 classes. {cause}")
-    return f"All of {len(train.y)} sampled training {text}. {cause}" if len(train.y) > 1 else None
+    if found != limit("single-class") or (len(train.y) < MIN_FOR_CLASSES and not train.is_complete):
+        return {}
+    if not train.is_complete:
+        return warning("single-class", count=len(train.y), name=data.name, value=int(train.y[0]), cause=cause)
+    if len(train.y) > 1:
+        raise DataError(
+            f"All {len(train.y):,} training labels of {data.name!r} have the value {int(train.y[0])}. Expected: at "
+            f"least 2 classes. {cause}"
+        )
+    return {}
 
 
 def _nonfinite_ids(examined: _Examined, summaries: Mapping[str, TensorSummary]) -> Tensor | None:
@@ -194,22 +200,17 @@ def _rows(values: Tensor) -> Tensor:
     return values[:, None] if values.ndim == 1 else values
 
 
-def _warn_of_range(train: _Examined, shown: TensorSummary | None, data: DataSplits) -> str | None:
+def _warn_of_range(train: _Examined, shown: TensorSummary | None, data: DataSplits) -> dict[str, str]:
     """Return a warning about floats far from 0 after normalization; a refusal would block unscaled features."""
     values = train.x.get("x")
     if values is None or shown is None or shown.low is None or not values.is_floating_point():
-        return None
+        return {}
     rows = values[sample_ids(len(values), SAMPLED_INPUTS).to(values.device)]
     channels = 1 if rows.ndim < 2 else rows.shape[1]
     if len(data.mean) not in (0, 1, channels) or len(data.std) != len(data.mean):
-        return None  # the check of the model reports the error
+        return {}  # the check of the model reports the error
     normalized = normalize(rows, data.mean, data.std)
     assert isinstance(normalized, Tensor)
-    if float(normalized.abs().max()) <= LARGE_INPUT:
-        return None
-    return (
-        f"Inputs of {data.name!r} are floats from {shown.low:g} to {shown.high:g}, which networks learn poorly. "
-        "Expected: uint8 images, floats from 0 to 1, or values scaled to mean 0 and standard deviation 1. For "
-        "images from 0 to "
-        "255, pass uint8 or divide by 255; for features, subtract the mean and divide by the standard deviation"
-    )
+    if float(normalized.abs().max()) <= limit("unscaled-inputs"):
+        return {}
+    return warning("unscaled-inputs", name=data.name, low=shown.low, high=shown.high)

@@ -40,12 +40,16 @@ def data_path(path: str, root: str | None) -> Path:
     return here if root is None and path != "." and not in_root.exists() and here.exists() else in_root
 
 
-def missing_data_error(name: str, *, expected: str, folder: Path, url: str, also_here: bool = False) -> DataError:
-    """Build the error for a data set that was not found: which files, in which folder, and where to download them."""
+def missing_data_error(name: str, *, expected: str, folder: Path, url: str = "", also_here: bool = False) -> DataError:
+    """Build the error for a data set that was not found: which files, in which folder, and where to download them.
+
+    Without a URL it is the user's own, and the path is wrong.
+    """
     also = " and in the current folder" if also_here else ""
     return DataError(
-        f"{name} was not found: looked for {expected} in {str(folder.absolute())!r}{also}. Download it from {url} and "
-        "unpack it there, or set data.root or the environment variable PLATEAUX_DATA to the folder that contains it."
+        f"{name} was not found: looked for {expected} in {str(folder.absolute())!r}{also}. "
+        f"{f'Download it from {url} and unpack it there' if url else 'Correct the path'}, or set data.root or the "
+        "environment variable PLATEAUX_DATA to the folder that contains it."
     )
 
 

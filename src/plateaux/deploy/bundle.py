@@ -55,17 +55,26 @@ class Bundle:
 
     store: Store
     manifest: Manifest
+    sha256: str  # of the manifest, which has the digests of all other files
 
     @classmethod
-    def open(cls, root: RunLike) -> Bundle:
-        """Open a bundle by its folder or URL, and check every file. Nothing in it is executed."""
+    def open(cls, root: RunLike, *, sha256: str | None = None) -> Bundle:
+        """Open a bundle by its folder or URL, and check every file. Nothing in it is executed.
+
+        Digests show that a bundle is complete, not who wrote it. For that, give the digest that its author published.
+
+        Args:
+            root: The folder or URL of the bundle.
+            sha256: The digest that the bundle must have, as `export`, `push`, and `pull` print it. None: any.
+        """
         store = open_store(str(root))
         if not store.has(MANIFEST):
             what = f"{root} -o BUNDLE" if store.has("run.json") else f"RUN -o {root}"
             raise RunError(f"{root} is not a bundle: it has no {MANIFEST}. `plateaux export {what}` writes one")
         with store.open_reader(MANIFEST) as file:
             content = file.read(MAX_BYTES + 1)
-        bundle = cls(store, Manifest.from_bytes(content, store.root / MANIFEST))
+        digest = check_pin(content, sha256, store.root)
+        bundle = cls(store, Manifest.from_bytes(content, store.root / MANIFEST), digest)
         bundle._check_files()
         return bundle
 
@@ -125,6 +134,14 @@ class Bundle:
                 f"{self.store.root / name} is damaged or was exchanged: its size or its SHA-256 is not that of the "
                 f"manifest; {ADVICE}"
             )
+
+
+def check_pin(manifest: bytes, sha256: str | None, root: object) -> str:
+    """Return the SHA-256 of the content of a manifest. Raise a `StorageError` if another one is expected."""
+    found = hash_sha256(io.BytesIO(manifest))[1]
+    if sha256 not in (None, found):
+        raise StorageError(f"{root} is another bundle: its SHA-256 is {found}. Expected: {sha256}")
+    return found
 
 
 def make_onnx_backend(

@@ -27,6 +27,8 @@ def sample_inputs(run: Run, contract: InputContract, count: int) -> tuple[str, M
         test = build_run_data(run).test
         if test.fingerprint() != run.info.data.test.fingerprint and run.components.data is None:
             raise PlateauxError("the test samples have changed since training")
+        if not len(test):
+            raise PlateauxError("the run has none")
         x, _ = test.fetch(torch.arange(count) % len(test))
         return f"samples of the test split of {run.info.data.name}", prepare(x, contract).arrays
     except (PlateauxError, OSError) as problem:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from plateaux.core.errors import PlateauxError, RecipeError, RunError, StorageError, first_line
 from plateaux.core.imports import optional_import
 from plateaux.core.progress import Progress, WorkDone, log_messages
-from plateaux.deploy.bundle import Bundle, list_files
+from plateaux.deploy.bundle import Bundle, check_pin, list_files
 from plateaux.deploy.manifest import MANIFEST, MAX_BYTES, NAMES, SHARED, FileRecord, Manifest
 from plateaux.storage.atomic import PARTIAL_PREFIX
 from plateaux.storage.digests import hash_sha256
@@ -58,7 +58,12 @@ def push(bundle: RunLike, target: str | Path, *, private: bool = False, progress
 
 
 def pull(
-    source: str | Path, out: str | Path, *, member: int | None = None, progress: Progress = log_messages
+    source: str | Path,
+    out: str | Path,
+    *,
+    member: int | None = None,
+    sha256: str | None = None,
+    progress: Progress = log_messages,
 ) -> list[str]:
     """Copy a bundle from the Hugging Face Hub, a bucket, or a folder, check its digests, and return the file names.
 
@@ -66,6 +71,7 @@ def pull(
         source: "hf://user/name", "hf://user/name@revision", a URL such as "s3://bucket/name", or a folder.
         out: The folder to write to; it must be empty.
         member: Fetch only the weights of this member (and shared ones, if there are any), instead of the bundle.
+        sha256: The digest that the bundle must have, as `export` and `push` print it. None: any.
         progress: Called with progress events.
     """
     if str(out).startswith("hf:"):
@@ -74,6 +80,7 @@ def pull(
     refusal = f"{out} is not empty. Pull into another folder, or delete it first"
     with _open_source(source) as remote:
         content = remote.read(MANIFEST, MAX_BYTES)
+        check_pin(content, sha256, source)
         manifest = Manifest.from_bytes(content, f"{source}/{MANIFEST}")
         _clear_interrupted(store, manifest.files, refusal)
         names = list(manifest.files) if member is None else _member_files(manifest, member, source)

@@ -37,6 +37,7 @@ NAMES = re.compile(
     r"model\.onnx|shared\.safetensors|golden\.safetensors|README\.md"
     r"|members/(0|[1-9][0-9]{0,5})\.safetensors|stages/[1-9][0-9]{0,5}\.onnx"
 )
+MAX_CLASSES = 1 << 20  # more would fill the memory with their names
 MAX_BYTES = 1 << 25  # of a manifest; the vocabulary of a tokenizer is its largest part
 ADVICE = "export the bundle again, or get a complete copy"
 
@@ -190,6 +191,8 @@ class Manifest:
         for name in (*self.graphs(), GOLDEN):
             if name not in self.files:
                 raise StorageError(f"{file} does not name {name}; {ADVICE}")
+        if self.contract.classes > MAX_CLASSES:
+            raise StorageError(f"{file} has {self.contract.classes:,} classes. Expected: at most {MAX_CLASSES:,}")
         if self.cascade is not None:
             self._check_cascade(self.cascade, file)
         found, expected = {each.name: each for each in self.outputs}, expected_outputs(self.contract.classes)

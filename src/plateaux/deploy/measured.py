@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from plateaux.config.specs import user_code
 from plateaux.core.ranges import Finite, StoredInt
 from plateaux.core.row_names import ALL_MEMBERS, MEAN_PROBABILITY, RowName
 from plateaux.deploy.manifest import MeasuredNumber
@@ -35,6 +36,7 @@ class _StoredResult:
     rows: dict[str, _StoredEstimate]
     hashes: dict[str, str]
     data: _StoredSamples = field(default_factory=_StoredSamples)
+    code: str = ""
 
 
 def measured_numbers(run: Run) -> tuple[MeasuredNumber, ...]:
@@ -48,6 +50,8 @@ def _read(run: Run, name: str, hashes: Mapping[str, str]) -> Iterator[MeasuredNu
     result = read_shape(_StoredResult, tree, run.store.root / name, ADVICE)
     if result.split != "test" or result.hashes != hashes:
         return
+    if result.code and result.code != (user_code(result.metric, run.components.trust) or result.code):
+        return  # another version of the metric
     for text, estimate in result.rows.items():
         row = RowName.parse(text)
         is_whole = row in (MEAN_PROBABILITY, ALL_MEMBERS) or (len(hashes) == 1 and row.kind == "member")

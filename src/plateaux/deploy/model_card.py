@@ -52,6 +52,8 @@ def _lines(manifest: Manifest) -> Iterator[str]:
     if contract.labels:
         names = ", ".join(map(escape_markdown, contract.labels[:MAX_CLASSES]))
         yield from (f"Classes: {names}{', ...' if contract.classes > MAX_CLASSES else ''}.", "")
+    schema = json.dumps(contract.to_json_schema()).replace("`", "\\u0060")  # a fence would end the block
+    yield from ("JSON Schema of a request to the service:", "", "```json", schema, "```", "")
     has = {output.name for output in manifest.outputs}
     answers = Table.from_text("Answers", ["answer", "meaning"], _answer_rows(manifest, has))
     yield answers.to_markdown("##", text_columns=["meaning"])

@@ -11,7 +11,6 @@ from plateaux.core.progress import Progress, log_messages
 from plateaux.deploy.batch import BatchResult, predict_files
 from plateaux.deploy.bundle import Bundle
 from plateaux.deploy.load_predictor import open_source
-from plateaux.evaluation.prediction_cache import CacheMode
 from plateaux.prediction.predictions import Predictions, check_suffix
 from plateaux.prediction.predictor import AnswerOptions
 from plateaux.prediction.split_predictions import predict_split
@@ -43,8 +42,8 @@ def predict(
     alpha: float | None = None,
     raw: bool = False,
     members: Sequence[int] | None = None,
+    each_member: bool = False,
     device: str | None = None,
-    cache_logits: CacheMode = "float32",
     progress: Progress = log_messages,
 ) -> Predictions: ...
 def predict(
@@ -57,8 +56,8 @@ def predict(
     alpha: float | None = None,
     raw: bool = False,
     members: Sequence[int] | None = None,
+    each_member: bool = False,
     device: str | None = None,
-    cache_logits: CacheMode = "float32",
     batch: Mapping[str, Any] = NO_SETTINGS,
     progress: Progress = log_messages,
 ) -> Predictions | BatchResult:
@@ -81,8 +80,8 @@ def predict(
         raw: Also return the answers without the calibration: `raw_probability`, `raw_entropy`, ...
         members: For a split: ids of the members that form the ensemble. None: all trained members.
         device: "cpu", "cuda", "cuda:1", ... None: the best available device.
-        cache_logits: For a split: precision of the logits that are cached next to the run; "off": do not read or
-            write them.
+        each_member: For a split: write labels, ids, and the logits of all members to `out`, an .npz file, instead of
+            the predictions; more than 512 MB as parts in a folder of the same name without .npz.
         batch: For inputs: `columns` (of tables, or arrays of .npz files, in the order of the model's inputs),
             `processes` and `threads` (CPU threads of a process), `executor="ray"` and the `address` of the Ray
             cluster, and `part_size` (inputs of one part).
@@ -98,8 +97,8 @@ def predict(
     if inputs is not None:
         if out is None:
             raise RecipeError("inputs were given without out. Give a file to write, or use load_predictor(source)(x)")
-        if members is not None or cache_logits != "float32":
-            raise RecipeError("members and cache_logits belong to a split, but inputs were given. Leave them out")
+        if members is not None or each_member:
+            raise RecipeError("members and each_member belong to a split, but inputs were given. Leave them out")
         return predict_files(source, inputs, Path(out), answers, device=device, settings=batch, progress=progress)
     if batch:
         raise RecipeError(f"batch ({', '.join(batch)}) belongs to inputs, but a split was given. Leave it out")
@@ -108,9 +107,17 @@ def predict(
         raise RecipeError(f"split = {split!r} was given with a bundle, which has no data. Give inputs, or a run")
     if out is not None:
         check_suffix(Path(out))
+    elif each_member:
+        raise RecipeError("each_member was given without out. Give an .npz file to write")
     predictions = predict_split(
-        opened, split or "", answers, members=members, device=device, cache_logits=cache_logits, progress=progress
+        opened,
+        split or "",
+        answers,
+        members=members,
+        device=device,
+        logits_out=Path(out) if out is not None and each_member else None,
+        progress=progress,
     )
-    if out is not None:
+    if out is not None and not each_member:
         predictions.write(Path(out))
     return predictions

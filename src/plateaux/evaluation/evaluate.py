@@ -8,12 +8,14 @@ from typing import Any
 
 from plateaux.core.process_info import is_rank_zero
 from plateaux.core.progress import Progress, log_messages
+from plateaux.data.warning_table import log_warnings
 from plateaux.evaluation.evaluation import Evaluation
 from plateaux.evaluation.evaluator import Evaluator
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.ood_sets import labeled_splits
 from plateaux.evaluation.prediction_cache import CacheMode
 from plateaux.evaluation.results import MetricResult
+from plateaux.evaluation.run_warnings import run_warnings, store_warnings
 from plateaux.evaluation.splits import EvalSplit, eval_splits
 from plateaux.storage.run import RunLike
 
@@ -66,6 +68,10 @@ def evaluate(
     if is_rank_zero():
         for result in results:
             evaluator.write(result)
+        for name, found in evaluator.warnings.items():
+            store_warnings(evaluator.run, evaluator.numbers, name, found)
+        if evaluator.warnings:
+            log_warnings(run_warnings(evaluator.run, evaluator.numbers))
     return Evaluation(results)
 
 

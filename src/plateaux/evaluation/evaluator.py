@@ -11,15 +11,16 @@ import torch
 
 from plateaux.config.builders.data import eval_batches
 from plateaux.config.recipe import fingerprint
+from plateaux.config.specs import user_code
 from plateaux.core.errors import RecipeError, RunError
 from plateaux.core.executor import Collectives, all_reduce_max
 from plateaux.core.metric import Metric
-from plateaux.core.outputs import NoFeaturesError, OutputFn, features
+from plateaux.core.outputs import NoFeaturesError, OutputFn, features, logits
 from plateaux.core.progress import Progress, WorkDone, log_messages
 from plateaux.core.ranges import StoredInt
 from plateaux.core.row_names import RowName, with_mean_of_members, with_member_ids
 from plateaux.core.runtime import DTYPES
-from plateaux.core.types import Estimate, TensorTree
+from plateaux.core.types import Batch, Estimate, TensorTree
 from plateaux.data.sources import Source
 from plateaux.distributed.executors.local import SINGLE_PROCESS
 from plateaux.evaluation import prediction_cache
@@ -30,10 +31,12 @@ from plateaux.evaluation.loaded_run import LoadedRun
 from plateaux.evaluation.metric_loop import BatchOutputs, MemberSubset, accumulate, compute_rows, run_members
 from plateaux.evaluation.prediction_cache import CacheMode, PredictionCache, PredictionWriter
 from plateaux.evaluation.results import MetricResult
+from plateaux.evaluation.run_warnings import Found, result_warnings
 from plateaux.evaluation.splits import EvalSplit, ResizedSource, eval_split
 from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.run import RunLike
 
+CLASSES = "classes"  # name of a metric that is not shown
 SELECTION = "selection.json"  # of a soup: the samples that its members were selected on
 RunSums = dict[tuple[MemberSubset | None, str], TensorTree]
 logger = logging.getLogger(__name__)
@@ -66,6 +69,7 @@ class Evaluator(LoadedRun):
     ) -> None:
         super().__init__(run, members=members, device=device, executor=executor)
         self.limit, self.cache_logits = limit, cache_logits
+        self.warnings: dict[str, Found] = {}  # about the results on test and validation samples, by split
 
     def evaluate(
         self,
@@ -82,8 +86,10 @@ class Evaluator(LoadedRun):
         subsets = [everyone]
         if ensemble_sizes:
             subsets += [subset for subset in subsets_of_every_size(len(everyone)) if subset != everyone]
+        is_checked = split.name in ("test", "validation") and any(m.output == logits for m in metrics.values())
+        measured = {**metrics, CLASSES: Metric(_count_classes, lambda _: {})} if is_checked else metrics
         try:
-            sums, metadata = self.accumulate(split, metrics, subsets, progress=progress)
+            sums, metadata = self.accumulate(split, measured, subsets, progress=progress)
         except NoFeaturesError as problem:
             rest = {name: metric for name, metric in metrics.items() if metric.output != features}
             if not rest:
@@ -111,6 +117,10 @@ class Evaluator(LoadedRun):
             results.append(self.result(name, split.name, named, metric, metadata))
             if ensemble_sizes and metric.output != features:
                 results.append(self.result(f"{name} by size", split.name, mean_by_size(rows), metric, metadata))
+        if (everyone, CLASSES) in sums:
+            counts, totals = (sums[everyone, CLASSES][name].tolist() for name in ("counts", "totals"))
+            members = dict(zip(self.numbers, totals, strict=True))
+            self.warnings[split.name] = result_warnings(split.name, results, counts, members)
         return results
 
     def accumulate(
@@ -191,7 +201,7 @@ class Evaluator(LoadedRun):
         names = [str(RowName.member(number)) for number in self.numbers]
         weights = dict(zip(names, self.weight_sources, strict=True))
         hashes = dict(zip(names, self.hashes, strict=True))
-        facts = (metric.group, metric.percent, metric.definition)
+        facts = (metric.group, metric.percent, metric.definition, user_code(name, self.components.trust))
         return MetricResult(name, split, rows, metric.higher_is_better, weights, metadata, hashes, *facts)
 
     def write(self, result: MetricResult) -> None:
@@ -274,6 +284,14 @@ class _SoupSelection:
     fingerprint: str
     split: str
     ids: tuple[StoredInt, ...]
+
+
+def _count_classes(outputs: torch.Tensor, batch: Batch) -> TensorTree:
+    """Return the number of samples of each class, and the sum of each member's outputs, which tells equal members."""
+    y, classes = batch.y, outputs.shape[2] if outputs.ndim > 2 else 0
+    is_class = y.ndim == 1 and not y.is_floating_point()
+    y = y[(y >= 0) & (y < classes)] if is_class else y.new_zeros(0, dtype=torch.int64)
+    return {"counts": torch.bincount(y, minlength=classes), "totals": outputs.double().flatten(1).sum(1)}
 
 
 def _describe(identity: Mapping[str, Any], samples: int) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def _fitted(name: str, suite: str, source: Source, data: DataSplits) -> EvalSpli
     """Return a split of samples that are resized, or refused, if they are not like those of the run."""
     if not len(source):
         raise DataError(f"{name!r} has no samples")
-    found, expected = _first_input(source), _first_input(data.test)
+    found, expected = _first_input(source), _first_input(data.test if len(data.test) else data.train)
     layouts = [describe_input(x, 0, name) for x in (found, expected)]
     if layouts[0] != layouts[1]:
         if not _can_be_resized(found, expected):

@@ -25,6 +25,7 @@ class MetricResult:
     group: str = "performance"
     percent: bool = False
     definition: str = ""
+    code: str = ""  # hash of the metric or probe, if it is code of the user
 
     def __post_init__(self) -> None:
         """Accept row names as plain strings."""
@@ -92,6 +93,7 @@ class MetricResult:
             "weights": dict(self.weights),
             "hashes": dict(self.hashes),
             "data": dict(self.data),
+            **({"code": self.code} if self.code else {}),
         }
 
     def identity(self) -> dict[str, Any]:

@@ -277,6 +277,11 @@ class ResizedSource(Source):
 def _open_own(name: str) -> Callable[[Recipe, DataSplits], tuple[Source, Tensor]]:
     def open_(recipe: Recipe, data: DataSplits) -> tuple[Source, Tensor]:
         if name == "test":
+            if not len(data.test):
+                raise RunError(
+                    "The run has no test samples, because it was trained on all of them. Evaluate on labeled samples "
+                    'of your own: plateaux.evaluate(run, split={"new": (x, y)})'
+                )
             return data.test, torch.arange(len(data.test))
         train, validation = train_val_split(recipe, data)
         if name == "train":

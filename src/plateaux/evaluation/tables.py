@@ -26,6 +26,27 @@ def tables(results: Sequence[MetricResult], width: int = 80) -> list[RichTable]:
     return [part.to_rich() for table in result_tables(results) for part in table.split_columns(max_width=width)]
 
 
+def short_tables(results: Sequence[MetricResult], width: int = 80) -> list[RichTable]:
+    """Return the tables without single members: one row for each metric of a split, and what else was evaluated."""
+    short = [each for each in results if each.members and "corruption" not in each.data and not _has_parts(each)]
+    by_split = [_short_table(list(group)) for _, group in groupby(short, lambda result: result.split)]
+    rest = [each for each in results if each not in short]
+    return [*(table.to_rich() for table in by_split), *tables(rest, width)]
+
+
+def _short_table(results: Sequence[MetricResult]) -> Table:
+    header = ["", "ensemble", "mean of members", "members"] if len(results[0].members) > 1 else ["", "member"]
+    rows = []
+    for result in results:
+        values = [value.value for value in result.members.values()]
+        mean = next((value for name, value in result.rows.items() if name.kind == "mean_of_members"), None)
+        cells = [format_value(result, each) for each in (result.ensemble, mean) if each is not None]
+        ends = [format_value(result, Estimate(end)) for end in (min(values), max(values))]
+        row = [f"{result.metric}{' %' if result.percent else ''}", *cells, " to ".join(ends)]
+        rows.append(row[: len(header)])
+    return Table.from_text(heading(results[0]), header, rows, CAPTION)
+
+
 def to_markdown(results: Sequence[MetricResult]) -> str:
     """Return the tables as Markdown."""
     return "\n".join(table.to_markdown() for table in result_tables(results))

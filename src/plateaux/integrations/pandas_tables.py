@@ -52,17 +52,21 @@ def read_table(x: Any, what: str = "x") -> NDArray[np.float32]:
     other = [str(name) for name, dtype in frame.dtypes.items() if getattr(dtype, "kind", "O") not in "iufb"]
     if other:
         raise DataError(
-            f"{what} has {len(other)} columns that are not numbers ({', '.join(map(repr, other[:3]))}): encode them, "
-            f"as in x = pandas.get_dummies(x, columns={other[:3]}), or drop them."
+            f"{what} has values that are not numbers in {_count(other)}: encode them, as in x = "
+            f"pandas.get_dummies(x, columns={other[:3]}), or drop them."
         )
     table: NDArray[np.float32] = frame.to_numpy(dtype=np.float32, na_value=np.nan)
     missing = [str(frame.columns[i]) for i in np.flatnonzero(np.isnan(table).any(axis=0))]
     if missing:
         raise DataError(
-            f"{what} has missing values in {len(missing)} columns ({', '.join(map(repr, missing[:3]))}): replace them, "
-            "as in x = x.fillna(x.median()), or remove these rows from x and y."
+            f"{what} has missing values in {_count(missing)}: replace them, as in x = x.fillna(x.median()), or "
+            "remove these rows from x and y."
         )
     return table
+
+
+def _count(names: Sequence[str]) -> str:
+    return f"{len(names)} column{'s' * (len(names) > 1)} ({', '.join(map(repr, names[:3]))})"
 
 
 def convert_table_or_arrays(x: Any, what: str = "x", *, columns: Sequence[str] = ()) -> Inputs:

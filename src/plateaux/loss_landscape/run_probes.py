@@ -21,6 +21,7 @@ from torch import nn
 
 from plateaux.config.builders.data import build_loader, eval_batches
 from plateaux.config.builders.model import architecture_hash
+from plateaux.config.specs import user_code
 from plateaux.core.errors import Interrupted, PlateauxError, RunError
 from plateaux.core.formatting import format_duration, pluralize
 from plateaux.core.progress import Progress, WorkDone, log_messages
@@ -264,6 +265,7 @@ def _make_result(
         {name: evaluator.hashes[evaluator.numbers.index(member_id)] for member_id, name in names.items()},
         group="sharpness",
         definition="; ".join(text for text in (probe.definition, invariance) if text),
+        code=user_code(name, evaluator.components.trust),
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,10 +29,11 @@ class CrossEntropy:
     """Cross entropy of every member and sample; labels are class numbers `[B]` or probabilities `[B, C]`.
 
     Class weights are normalized to mean one over the classes, so that the loss of a batch is a mean over samples.
+    Training replaces "balanced" by the inverse frequencies of the classes in the training samples.
     """
 
     label_smoothing: float = 0.0
-    class_weights: tuple[float, ...] = ()
+    class_weights: tuple[float, ...] | Literal["balanced"] = ()
 
     @property
     def is_unweighted(self) -> bool:
@@ -41,6 +43,7 @@ class CrossEntropy:
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         weight = None
         if self.class_weights:
+            assert self.class_weights != "balanced"
             weight = torch.tensor(self.class_weights, dtype=logits.dtype, device=logits.device)
             weight = weight * (len(self.class_weights) / weight.sum())
         losses = torch.stack(
@@ -52,7 +55,9 @@ class CrossEntropy:
         return losses.flatten(2).mean(-1) if losses.ndim > 2 else losses
 
 
-def cross_entropy(*, label_smoothing: Fraction = 0.0, class_weights: tuple[NonNegative, ...] = ()) -> CrossEntropy:
+def cross_entropy(
+    *, label_smoothing: Fraction = 0.0, class_weights: tuple[NonNegative, ...] | Literal["balanced"] = ()
+) -> CrossEntropy:
     """Return the cross entropy loss; see `CrossEntropy`."""
     return CrossEntropy(label_smoothing, class_weights)
 

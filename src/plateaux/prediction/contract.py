@@ -5,7 +5,7 @@ Importing this module does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.run import Run
 
 MAX_COLUMNS = 8  # of a table, whose names are shown
+MAX_RANGES = 10.0  # features may lie outside the training range by that many times its width
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,31 @@ class InputContract:
         columns = self.preprocessing.columns
         return dict.fromkeys(columns, 0) if 0 < len(columns) <= MAX_COLUMNS else None
 
+    def to_json_schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of a request with named columns or texts, or with arrays, and the labels."""
+        tokenizer, columns = self.preprocessing.tokenizer, self.preprocessing.columns
+        names: Sequence[str] = columns if tokenizer is None else tokenizer.texts
+        row: dict[str, Any]
+        if names:
+            one = _to_schema(self.inputs["x"], ()) if tokenizer is None else {"type": "string"}
+            row = {"type": "object", "properties": dict.fromkeys(names, one), "required": list(names)}
+            inputs: dict[str, Any] = {"type": "array", "minItems": 1, "items": row}
+        else:
+            arrays = {
+                name: {"type": "array", "minItems": 1, "items": _to_schema(summary, summary.shape)}
+                for name, summary in self.inputs.items()
+            }
+            row = {"type": "object", "properties": arrays, "required": list(arrays), "additionalProperties": False}
+            inputs = arrays["x"] if set(arrays) == {"x"} else row
+        return {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "properties": {"inputs": inputs},
+            "required": ["inputs"],
+            "additionalProperties": False,
+            "labels": list(self.labels),
+        }
+
     def describe(self) -> str:
         """Return what is expected, for error messages."""
         if self.preprocessing.tokenizer is not None:
@@ -89,6 +115,30 @@ class InputContract:
         columns = self.preprocessing.columns
         names = ", ".join(map(repr, columns[:MAX_COLUMNS])) + (", ..." if len(columns) > MAX_COLUMNS else "")
         return f"{text} (columns {names})" if columns else text
+
+
+def allowed_range(summary: TensorSummary) -> tuple[float, float] | None:
+    """Return the smallest and the largest number of an input; None: any. Masks may be 0 and 1 in any case."""
+    is_float = summary.dtype.startswith(("float", "bfloat"))
+    if summary.dtype == "uint8":
+        return 0, 1
+    if summary.low is None or summary.high is None:
+        return None
+    if not is_float:
+        return min(summary.low, 0), max(summary.high, 1)
+    margin = MAX_RANGES * max(summary.high - summary.low, 1e-6)
+    is_image = len(summary.shape) == 3 and summary.low >= 0 and summary.high <= 1
+    return (0, 1) if is_image else (summary.low - margin, summary.high + margin)
+
+
+def _to_schema(summary: TensorSummary, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return the JSON Schema of numbers of this range and shape."""
+    is_integer = summary.dtype != "uint8" and not summary.dtype.startswith(("float", "bfloat"))
+    schema: dict[str, Any] = {"type": "integer" if is_integer else "number"}
+    schema |= dict(zip(("minimum", "maximum"), allowed_range(summary) or (), strict=False))
+    for size in reversed(shape):
+        schema = {"type": "array", "items": schema, "minItems": size, "maxItems": size}
+    return schema
 
 
 def describe_tensor(name: str, summary: TensorSummary) -> str:

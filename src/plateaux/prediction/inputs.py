@@ -19,12 +19,12 @@ from plateaux.data.data_summary import TensorSummary
 from plateaux.data.images import decode_image, to_pixels
 from plateaux.data.preprocessing import Tokenizer
 from plateaux.integrations.pandas_tables import is_pandas, read_table, select_columns
-from plateaux.prediction.contract import InputContract, describe_tensor
+from plateaux.prediction.contract import InputContract, allowed_range, describe_tensor
 
 Array = NDArray[Any]
 
 RANGE_TOLERANCE = 1e-3  # above 1 or below 0, for floats of images: resizing with overshoot
-MAX_RANGES = 10.0  # features may lie outside the training range by that many times its width
+MAX_NAMES = 100  # that an error lists
 UNSCALED = 100.0  # training inputs that reach this were probably pixels from 0 to 255
 
 
@@ -143,7 +143,9 @@ def _prepare_columns(x: Mapping[str, Any], contract: InputContract) -> Array:
     """Return the rows of a table from its columns by name: a number of each, or arrays of one length."""
     names = contract.preprocessing.columns
     if missing := [name for name in names if name not in x]:
-        raise DataError(f"The input lacks the column {missing[0]!r}. Expected: {contract.describe()}")
+        lacks = f"lacks the column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing[:MAX_NAMES]))}"
+        given = ", ".join(map(repr, map(str, list(x)[:MAX_NAMES]))) or "no columns"
+        raise DataError(f"The input has {given}, but {lacks}. Expected: all columns, or x: {contract.describe()}")
     values = [_to_numpy(x[name]) for name in names]
     is_row = all(not column.ndim for column in values)
     values = [column.reshape(-1) for column in values]
@@ -169,11 +171,10 @@ def _prepare_mapping(x: Mapping[str, Any], contract: InputContract) -> dict[str,
         return _tokenize(list(zip(*columns, strict=True)), tokenizer)
     if set(x) != set(contract.inputs):
         raise DataError(f"The inputs are named {sorted(map(str, x))}. Expected: {contract.describe()}")
-    arrays = {name: _prepare_array(x[name], summary, name) for name, summary in contract.inputs.items()}
-    if tokenizer is not None and "input_ids" in arrays and arrays["input_ids"].max(initial=0) >= tokenizer.tokens():
-        raise DataError(
-            f"A token id is {arrays['input_ids'].max()}. Expected: below {tokenizer.tokens()}, the number of tokens"
-        )
+    summaries = dict(contract.inputs)
+    if tokenizer is not None and "input_ids" in summaries:  # not all tokens occur in the training data
+        summaries["input_ids"] = replace(summaries["input_ids"], low=0, high=tokenizer.tokens() - 1)
+    arrays = {name: _prepare_array(x[name], summary, name) for name, summary in summaries.items()}
     rows = {len(values) for values in arrays.values()}
     if len(rows) != 1:
         raise DataError(f"The inputs have {sorted(rows)} rows. Expected: the same number of rows in each")
@@ -218,8 +219,10 @@ def _prepare_array(x: Any, summary: TensorSummary, name: str) -> Array:
         return values.astype(np.float32)
     if is_float:
         raise DataError(f"The input {name!r} has dtype {values.dtype}. Expected: {describe_tensor(name, summary)}")
-    if values.min(initial=0) < 0 and (summary.low or 0) >= 0:
-        raise DataError(f"The input {name!r} contains {values.min()}. Expected: {describe_tensor(name, summary)}")
+    allowed = allowed_range(summary)
+    if allowed is not None and (values.min() < allowed[0] or values.max() > allowed[1]):
+        found = values.min() if values.min() < allowed[0] else values.max()
+        raise DataError(f"The input {name!r} contains {found}. Expected: {describe_tensor(name, summary)}")
     return values.astype(np.int64)
 
 
@@ -264,9 +267,9 @@ def _check_range(values: Array, summary: TensorSummary, name: str) -> None:
     if len(summary.shape) == 3 and _is_unit_range(summary):
         return _check_unit_range(values, summary, name)
     low, high = float(values.min()), float(values.max())
-    margin = MAX_RANGES * max(summary.high - summary.low, 1e-6)
+    smallest, largest = allowed_range(summary) or (low, high)
     is_small = len(summary.shape) == 3 and summary.low >= 0 and summary.high >= UNSCALED and 0 < high <= 1
-    if low < summary.low - margin or high > summary.high + margin or is_small:
+    if low < smallest or high > largest or is_small:
         raise DataError(
             f"The input {name!r} has values from {low:g} to {high:g}. Expected: {describe_tensor(name, summary)}; the "
             "usual cause is another scale, such as pixels from 0 to 255 instead of 0 to 1"

@@ -1,4 +1,4 @@
-"""Export of a report: a self-contained HTML page, Markdown, JSON, CSV, and figure files."""
+"""Export of a report: a self-contained HTML page, Markdown, LaTeX, JSON, CSV, and figure files."""
 
 from __future__ import annotations
 
@@ -42,11 +42,18 @@ def to_markdown(report: Report, figures: str | None = None) -> str:
     return "\n".join(_markdown(report, figures)) + "\n"
 
 
+def to_latex(report: Report) -> str:
+    """Return the tables as LaTeX."""
+    first = rf"% Needs \usepackage{{booktabs}}. {report.about}"
+    return "\n".join([first, *(table.to_latex() for part in report.parts for table in part.tables)])
+
+
 def to_json(report: Report) -> str:
     """Return the summary, tables, captions of figures, and all numbers as JSON."""
     tree = {
         "title": report.title,
         "question": report.question,
+        "about": report.about,
         "summary": [asdict(line) for line in report.summary],
         "tables": [table.to_dict() for part in report.parts for table in part.tables],
         "figures": [

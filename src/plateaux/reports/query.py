@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from plateaux.core import registry
 from plateaux.core.errors import PlateauxError
 from plateaux.core.row_names import MEAN_OF_MEMBERS, RowName
-from plateaux.core.stats.intervals import Interval, t_interval, t_quantile
+from plateaux.core.stats.comparisons import DEFAULT, Inference
+from plateaux.core.stats.intervals import Interval, interval_from_stderr, t_interval
 from plateaux.core.types import Estimate
 from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.studies.comparison import MAIN
@@ -25,7 +26,9 @@ SHARPNESS = (  # reports show the first that was measured; scale-invariant measu
 CORRUPTED = "accuracy under corruption"
 DIVERSITY = ("der", "variance", "kl", "disagreement", "mutual_information", "unique", "pds")
 ROWS = (MEAN_OF_MEMBERS, *MAIN)
+MANY = 10_000  # samples of a split: their t quantile is that of the normal distribution
 Column = tuple[str, str, RowName]  # metric, split, row
+Key = TypeVar("Key")
 
 
 def result_label(result: ResultRow) -> str:
@@ -51,19 +54,24 @@ def by_condition(results: Iterable[ResultRow], metric: str, split: str, row: str
     return by_label
 
 
-def mean_over_repetitions(repetitions: Sequence[ResultRow]) -> Estimate:
-    """Return the mean over repetitions with its standard error; a single result keeps its own standard error."""
-    if len(repetitions) == 1:
-        return Estimate(repetitions[0].value, repetitions[0].stderr)
-    interval = t_interval([result.value for result in repetitions])
-    return Estimate(interval.value, standard_error(interval))
+def mean_over_repetitions(repetitions: Sequence[ResultRow]) -> Interval:
+    """Return the mean over repetitions; the interval of a single result is over its samples, or its members."""
+    if len(repetitions) > 1:
+        return t_interval([result.value for result in repetitions])
+    (one,) = repetitions
+    if one.stderr is None:
+        return t_interval([one.value])
+    over, count = ("members", one.members) if one.members > 1 else ("samples", MANY)
+    return interval_from_stderr(Estimate(one.value, one.stderr), count, over=over)
 
 
-def standard_error(interval: Interval) -> float | None:
-    """Return the standard error from which a Student-t interval was computed."""
-    return (
-        None if math.isnan(interval.half) else interval.half / t_quantile((1 + interval.level) / 2, interval.count - 1)
-    )
+def find_best(
+    groups: Mapping[Key, Sequence[ResultRow]], *, higher_is_better: bool, inference: Inference = DEFAULT
+) -> Key | None:
+    """Return the group that is distinguished as the best over paired repetitions, if there is one."""
+    numbers = [{result.repetition: result.value for result in several} for several in groups.values()]
+    position = inference.find_best(numbers, higher_is_better=higher_is_better)
+    return None if position is None else list(groups)[position]
 
 
 def is_member(row: RowName) -> bool:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
+from typing import Any
 
-from plateaux.core.errors import RecipeError, suggest
+from plateaux.core.errors import RecipeError, check_names, suggest
 from plateaux.core.formatting import pluralize
+from plateaux.core.stats.comparisons import CORRECTIONS, Correction, Inference
 from plateaux.core.text_table import Table
 from plateaux.reports import artifacts, report_tables
 from plateaux.reports.figures import (
@@ -23,8 +25,8 @@ from plateaux.reports.figures import (
 )
 from plateaux.reports.query import DIVERSITY, SHARPNESS, first_measured, result_label, swept_factor
 from plateaux.reports.report_inputs import ReportInputs, RunSection, read_inputs
-from plateaux.reports.style import MAX_RUNS, ReportFigure
-from plateaux.reports.summary import MAX_CARDS, MemberCard, SummaryLine, cards, summary
+from plateaux.reports.style import MAX_RUNS, ReportFigure, restyle
+from plateaux.reports.summary import MAX_CARDS, MemberCard, SummaryLine, cards, summary, warning_lines
 from plateaux.storage.run import Run, RunLike
 from plateaux.studies.declared_tables import declared_tables, select
 from plateaux.studies.result_rows import ResultRow
@@ -42,6 +44,8 @@ DECLARABLE: Mapping[str, Callable[..., ReportFigure | None]] = {  # families tha
     "severity": curves.severity,
     "against": curves.against,
 }
+OVER = "over repetitions, or for a single run over its samples (of a mean of members, over members)"
+NO_OPTIONS: Mapping[str, Any] = {}
 Plan = tuple[str, Callable[[], ReportFigure | None]]
 """The family of a figure, and the function that draws it."""
 
@@ -77,52 +81,51 @@ class Report:
 
 
 def report(
-    sources: Sequence[RunLike],
+    sources: Sequence[RunLike] | ReportInputs,
     *,
     max_runs: int = MAX_RUNS,
     only_figures: Sequence[str] = (),
     figures: bool = True,
     sample_images: bool = False,
+    standard_errors: bool = False,
+    correction: Correction = "none",
+    figure_options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Report:
-    """Return the report of runs and studies: `Run` objects, their folders, and folders or files of studies."""
-    return compose(
-        read_inputs(sources),
-        max_runs=max_runs,
-        only_figures=only_figures,
-        figures=figures,
-        sample_images=sample_images,
-    )
+    """Return the report of runs and studies.
 
-
-def compose(
-    inputs: ReportInputs,
-    *,
-    max_runs: int = MAX_RUNS,
-    only_figures: Sequence[str] = (),
-    figures: bool = True,
-    sample_images: bool = False,
-) -> Report:
-    """Return the report of given inputs; `only_figures` limits it to some families of figures.
-
-    Samples of the data set are shown only with `sample_images`, or if `only_figures` names their figure.
+    Args:
+        sources: `Run` objects, their folders, and folders or files of studies, or what was read from them.
+        max_runs: How many runs are shown individually.
+        only_figures: Families of figures to draw. Empty: all, or those of the study.
+        figures: Whether to draw figures.
+        sample_images: Whether to show samples of the data set; also if `only_figures` names their figure.
+        standard_errors: Whether ± and error bars are standard errors instead of halves of 95 % intervals.
+        correction: "holm" corrects the comparisons of each metric for their number.
+        figure_options: `width` and `height` in inches, `font` by name, `font_size` in points, and `labels`, new texts
+            by the texts that they replace.
     """
+    inputs = sources if isinstance(sources, ReportInputs) else read_inputs(sources)
+    check_names("figure_options", figure_options, set(signature(restyle).parameters) - {"figures"})
     families = tuple(only_figures or inputs.figures or FAMILIES)
     for name in families:
         if name not in FAMILIES:
             raise RecipeError(f"There is no figure {name!r}; {suggest(name, FAMILIES)}")
+    if correction not in CORRECTIONS:
+        raise RecipeError(f"There is no correction {correction!r}; {suggest(correction, CORRECTIONS)}")
     if not sample_images and SAMPLE_IMAGES not in only_figures:
         families = tuple(name for name in families if name != SAMPLE_IMAGES)
+    inference = Inference(standard_errors, correction)
     results = inputs.results
     is_single = len(inputs.sections) == 1
-    drawn = _declared_figures(inputs, results) if figures and inputs.declared else []
-    drawn += _draw(_plan_all_runs(inputs, results), families if figures else ())
-    found_tables = declared_tables(inputs.tables, results)
+    drawn = _declared_figures(inputs, results, inference) if figures and inputs.declared else []
+    drawn += _draw(_plan_all_runs(inputs, results, inference), families if figures else ())
+    found_tables = declared_tables(inputs.tables, results, inference)
     found_tables += [
-        *report_tables.metric_tables(results),
-        *report_tables.corruption_tables(results),
-        *report_tables.ood_tables(results),
+        *report_tables.metric_tables(results, inference),
+        *report_tables.corruption_tables(results, inference),
+        *report_tables.ood_tables(results, inference),
+        *report_tables.differences(results, inputs.baseline, inference),
     ]
-    found_tables += report_tables.differences(results, inputs.baseline)
     narrow = [
         part
         for table in found_tables
@@ -131,39 +134,44 @@ def compose(
     parts = [ReportPart("All runs" if not is_single else "This run", drawn, narrow)]
     detailed = max_runs if figures else 0
     for section in inputs.sections[:detailed]:
-        parts.append(_details(section, families, is_single))
+        parts.append(_details(section, families, is_single, inference))
     parts = [part for part in parts if part.figures or part.tables or part.cards]
-    return Report(inputs.title, inputs.question, _describe(inputs, detailed), summary(results), parts, results)
+    if figure_options:
+        restyle([drawing.figure for part in parts for drawing in part.figures], **figure_options)
+    about = f"{_describe(inputs, detailed)} ± is {inference.meaning}: {OVER}."
+    lines = [*summary(results, inference), *warning_lines([section.warnings for section in inputs.sections])]
+    return Report(inputs.title, inputs.question, about, lines, parts, results)
 
 
-def _declared_figures(inputs: ReportInputs, results: Sequence[ResultRow]) -> list[ReportFigure]:
+def _declared_figures(inputs: ReportInputs, results: Sequence[ResultRow], inference: Inference) -> list[ReportFigure]:
     """Return the figures that the study declares, under the titles that it gives them."""
     figures = []
     for config in inputs.declared:
         if config.family not in DECLARABLE:
             raise RecipeError(f"[figures] family = {config.family!r}; {suggest(config.family, DECLARABLE)}")
         draw = DECLARABLE[config.family]
-        known = set(signature(draw).parameters) - {"results"}
+        known = set(signature(draw).parameters) - {"results", "inference"}
         if unknown := sorted(set(config.options) - known):
             name = unknown[0]
             raise RecipeError(f"The figure {config.family!r} has no option {name!r}; {suggest(name, known)}")
-        figure = draw(select(results, config.where), **config.options)
+        figure = draw(select(results, config.where), inference=inference, **config.options)
         if figure is not None:
             figures.append(replace(figure, title=config.title))
     return figures
 
 
-def _plan_all_runs(inputs: ReportInputs, results: Sequence[ResultRow]) -> Iterator[Plan]:
+def _plan_all_runs(inputs: ReportInputs, results: Sequence[ResultRow], inference: Inference) -> Iterator[Plan]:
     has_several = len(inputs.sections) > 1
     if has_several:
-        yield "sharpness_diversity", lambda: sharpness_diversity.sharpness_diversity(results)
-    yield "accuracy_bars", lambda: accuracy.accuracy_bars(results)
+        yield "sharpness_diversity", lambda: sharpness_diversity.sharpness_diversity(results, inference=inference)
+    yield "accuracy_bars", lambda: accuracy.accuracy_bars(results, inference=inference)
     for metric in SIZE_METRICS:
-        yield "over_size", partial(curves.over_size, results, metric=metric)
-    yield "severity", lambda: curves.severity(results)
+        yield "over_size", partial(curves.over_size, results, metric=metric, inference=inference)
+    yield "severity", lambda: curves.severity(results, inference=inference)
     if (factor := swept_factor(results)) is not None:
         for metric, split in _swept_measures(results):
-            yield "against", partial(curves.against, results, metric=metric, split=split, factor=factor)
+            options: dict[str, Any] = {"metric": metric, "split": split, "factor": factor}
+            yield "against", partial(curves.against, results, inference=inference, **options)
     if has_several:
         yield "reliability", lambda: uncertainty.reliability(results)
     yield "training", lambda: training.training(inputs.training_logs())
@@ -176,8 +184,8 @@ def _swept_measures(results: Sequence[ResultRow]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(metric for metric in (*on_test, *others) if metric is not None))
 
 
-def _details(section: RunSection, families: Sequence[str], is_single: bool) -> ReportPart:
-    members = cards(section.results)
+def _details(section: RunSection, families: Sequence[str], is_single: bool, inference: Inference) -> ReportPart:
+    members = cards(section.results, inference)
     has_many = len(members) > MAX_CARDS
     title = "Members" if is_single else f"{section.name}, repetition {section.repetition}"
     figures = _draw(_plan_run(section), families)

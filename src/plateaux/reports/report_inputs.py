@@ -11,6 +11,7 @@ from typing import Any
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.recipe import flatten, short_key
 from plateaux.core.errors import PlateauxError, RunError, StorageError
+from plateaux.evaluation.run_warnings import run_warnings
 from plateaux.reports.figures.training import TrainingLog
 from plateaux.reports.query import result_label
 from plateaux.storage.json_shapes import read_shape
@@ -42,6 +43,7 @@ class RunSection:
     logs: Sequence[TrainingLog]
     recipe: Mapping[str, Any]
     run: Run | None = None  # None if the run folder is missing
+    warnings: Mapping[str, str] = field(default_factory=dict)  # by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def _read_run(run: Run) -> ReportInputs:
     logs = [_read_log(run, number) for number in range(run.recipe.members)]
     name = Path(str(run)).resolve().name
     results = [replace(each, run=name) for each in results_from_run(run)]  # without the folders of this machine
-    section = RunSection(name, {}, 0, results, logs, run.recipe.to_dict(), run)
+    section = RunSection(name, {}, 0, results, logs, run.recipe.to_dict(), run, run_warnings(run))
     return ReportInputs(name, [section])
 
 
@@ -124,7 +126,7 @@ def _read_study(path: str | Path, components: Components) -> ReportInputs:
     for rows in by_run.values():
         first, entry = rows[0], stored.runs[rows[0].run]
         run = _open_run(folder / entry.folder, components) if RUN_FOLDER.fullmatch(entry.folder) else None
-        rest = (list(entry.log.values()), entry.recipe, run)
+        rest = (list(entry.log.values()), entry.recipe, run, entry.warnings)
         sections.append(RunSection(result_label(first), first.condition, first.repetition, rows, *rest))
     question = stored.study.question or "A study"
     title = folder.resolve().name if Path(path).is_dir() or Path(path).name == RESULTS else Path(path).stem

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from plateaux.core.formatting import format_range, format_with_stderr, pluralize
+from plateaux.core.formatting import format_range, pluralize
 from plateaux.core.row_names import ALL_MEMBERS, MEAN_OF_MEMBERS, MEAN_PROBABILITY, PART, RowName, row_name
+from plateaux.core.stats.comparisons import DEFAULT, Inference
 from plateaux.core.text_table import Cell, Table
-from plateaux.core.types import Estimate
 from plateaux.ensembles.ood_scores import OOD_SCORES
 from plateaux.evaluation.splits import is_corrupted_split
-from plateaux.reports.query import ROWS, Column, base_name, is_member, mean_over_repetitions, metric_group, result_label
+from plateaux.reports.query import (
+    ROWS,
+    Column,
+    base_name,
+    find_best,
+    is_member,
+    mean_over_repetitions,
+    metric_group,
+    result_label,
+)
 from plateaux.studies.comparison import MAIN, SUMMED, Comparison
 from plateaux.studies.result_rows import TRAINING, ResultRow
 
@@ -23,23 +32,21 @@ TITLES = {
 }  # fmt: skip
 OWN_TABLE = ("ood", "reliability", "per_class", "brier_parts", "spectrum")  # shown in their own tables or figures
 MAX_COLUMNS = 7  # of a table, without the row names
-STDERR_NOTE = (
-    "± one standard error: over repetitions, or for a single run over samples (for means of members, over members)."
-)
 
 
-def metric_tables(results: Sequence[ResultRow]) -> list[Table]:
+def metric_tables(results: Sequence[ResultRow], inference: Inference = DEFAULT) -> list[Table]:
     """Return one table per group of metrics: one metric per row for one condition, else one metric per column."""
     names = dict.fromkeys(result_label(result) for result in results)
     columns = _columns(results)
-    return list(_one_condition(columns) if len(names) == 1 else _several_conditions(columns, list(names)))
+    several = len(names) > 1
+    return list(_several_conditions(columns, list(names), inference) if several else _one_condition(columns, inference))
 
 
-def corruption_tables(results: Sequence[ResultRow]) -> list[Table]:
+def corruption_tables(results: Sequence[ResultRow], inference: Inference = DEFAULT) -> list[Table]:
     """Return accuracy under corruption: by corruption and severity for one condition, by severity for several."""
     names = list(dict.fromkeys(result_label(result) for result in results))
     if len(names) == 1:
-        return list(_by_corruption(results))
+        return list(_by_corruption(results, inference))
     by_part: dict[str, dict[str, list[ResultRow]]] = {}
     for result in results:
         row, part = result.row.base, PART.join(result.row.part)
@@ -49,15 +56,16 @@ def corruption_tables(results: Sequence[ResultRow]) -> list[Table]:
     if not by_part:
         return []
     columns = sorted(by_part, key=lambda part: (part == SUMMED, part))
-    cells = [_column_cells(by_part[part], names) for part in columns]
+    cells = [_column_cells(by_part[part], names, inference) for part in columns]
     rows = [
         [Cell(name), *(column[i] for column in cells)] for i, name in enumerate(names) if any(c[i].text for c in cells)
     ]
-    caption = "Accuracy of the ensemble, mean over corruptions; cACC is also the mean over severities. Best in bold."
+    caption = "Accuracy of the ensemble, mean over corruptions; cACC is also the mean over severities. "
+    caption += _bold_note("condition of each column", inference)
     return [Table("Accuracy under corruption, %", ["", *columns], rows, caption)]
 
 
-def ood_tables(results: Sequence[ResultRow]) -> list[Table]:
+def ood_tables(results: Sequence[ResultRow], inference: Inference = DEFAULT) -> list[Table]:
     """Return AUROC and FPR at 95 % TPR of every OOD score, with the best score of each row in bold."""
     scores: dict[tuple[str, str], dict[str, list[ResultRow]]] = {}
     for result in results:
@@ -71,25 +79,26 @@ def ood_tables(results: Sequence[ResultRow]) -> list[Table]:
         rows = []
         for (label, split), by_score in scores.items():
             row = ALL_MEMBERS if any(key.startswith(ALL_MEMBERS) for key in by_score) else RowName.member(0)
-            repetitions = [by_score.get(f"{row}{metric}{name}") for name in OOD_SCORES]
-            values = [mean_over_repetitions(several) if several else None for several in repetitions]
+            repetitions = [by_score.get(f"{row}{metric}{name}", ()) for name in OOD_SCORES]
             name = f"{label}: {split}" if has_several else split
-            rows.append([Cell(name), *_mark_best(values, higher_is_better, percent=True)])
+            rows.append([Cell(name), *_cells(repetitions, higher_is_better, True, inference)])
         if any(cell.text for row in rows for cell in row[1:]):
             header = ["", *(name.replace("_", " ") for name in OOD_SCORES)]
-            text = f"{title} of the ensemble, {'higher' if higher_is_better else 'lower'} is better; "
-            text += "the best score of each row in bold."
+            text = f"{title} of the ensemble, {'higher' if higher_is_better else 'lower'} is better. "
+            text += _bold_note("score of each row", inference)
             tables.append(Table(f"Out-of-distribution detection: {title}, %", header, rows, text))
     return tables
 
 
-def differences(results: Sequence[ResultRow], baseline: Mapping[str, object]) -> list[Table]:
+def differences(
+    results: Sequence[ResultRow], baseline: Mapping[str, object], inference: Inference = DEFAULT
+) -> list[Table]:
     """Return tables of the differences from a baseline, paired by repetition."""
     if not baseline:
         return []
     return [
         replace(table, title=table.title[:1].upper() + table.title[1:])
-        for table in Comparison(results, baseline).tables()[1:]
+        for table in Comparison(results, baseline, inference).tables()[1:]
     ]
 
 
@@ -120,7 +129,9 @@ def _main_row(rows: Sequence[RowName], group: str) -> RowName | None:
     return next((row for row in (*wanted, *(row_name(name, SUMMED) for name in wanted)) if row in rows), None)
 
 
-def _one_condition(columns: Mapping[Column, Mapping[str, Sequence[ResultRow]]]) -> Iterator[Table]:
+def _one_condition(
+    columns: Mapping[Column, Mapping[str, Sequence[ResultRow]]], inference: Inference
+) -> Iterator[Table]:
     """Yield one table per group: one row per metric with the ensemble, the mean of members, and their range."""
     for group, metrics in _by_group(columns).items():
         rows: list[list[Cell]] = []
@@ -138,18 +149,18 @@ def _one_condition(columns: Mapping[Column, Mapping[str, Sequence[ResultRow]]]) 
             mean = next(iter(columns.get((metric, split, MEAN_OF_MEMBERS), {}).values()), None)
             percent = first[0].percent
             cells = [
-                Cell("" if main == MEAN_OF_MEMBERS else format_with_stderr(mean_over_repetitions(first), percent)),
-                Cell(format_with_stderr(mean_over_repetitions(mean), percent) if mean else ""),
+                Cell("" if main == MEAN_OF_MEMBERS else inference.format(mean_over_repetitions(first), percent)),
+                Cell(inference.format(mean_over_repetitions(mean), percent) if mean else ""),
                 Cell(format_range([one.value for one in members], percent) if members else ""),
             ]
             rows.append([Cell(_metric_label(metric, split, percent)), *cells])
         if rows:
             header = ["", "ensemble", "mean of members", "members"]
-            yield Table(TITLES[group], header, rows, STDERR_NOTE)
+            yield Table(TITLES[group], header, rows)
 
 
 def _several_conditions(
-    columns: Mapping[Column, Mapping[str, Sequence[ResultRow]]], names: Sequence[str]
+    columns: Mapping[Column, Mapping[str, Sequence[ResultRow]]], names: Sequence[str], inference: Inference
 ) -> Iterator[Table]:
     """Yield one table per group: one row per condition, one column per metric, with the best in bold."""
     for group, metrics in _by_group(columns).items():
@@ -159,23 +170,39 @@ def _several_conditions(
             if main is not None:
                 column = columns[metric, split, main]
                 header.append(_metric_label(metric, split, next(iter(column.values()))[0].percent))
-                cells.append(_column_cells(column, names))
+                cells.append(_column_cells(column, names, inference))
         rows = [[Cell(name), *(column[i] for column in cells)] for i, name in enumerate(names)]
         rows = [row for row in rows if any(cell.text for cell in row[1:])]
         if rows:
-            text = (
-                f"{pluralize(len(rows), 'condition')}; the best of each column in bold if the metric has a direction."
-            )
-            yield Table(TITLES[group], header, rows, f"{text} {STDERR_NOTE}")
+            note = _bold_note("condition of each column", inference)
+            yield Table(TITLES[group], header, rows, f"{pluralize(len(rows), 'condition')}. {note}")
 
 
-def _column_cells(column: Mapping[str, Sequence[ResultRow]], names: Sequence[str]) -> list[Cell]:
+def _column_cells(column: Mapping[str, Sequence[ResultRow]], names: Sequence[str], inference: Inference) -> list[Cell]:
     """Return the cells of a column, one per condition."""
-    values = [mean_over_repetitions(column[name]) if name in column else None for name in names]
     first = next(iter(column.values()))[0]
-    cells = _mark_best(values, first.higher_is_better, first.percent)
-    notes = [_missing_note(column.get(name, ())) for name in names]
-    return [Cell(cell.text + note, cell.is_best and not note) for cell, note in zip(cells, notes, strict=True)]
+    return _cells([column.get(name, ()) for name in names], first.higher_is_better, first.percent, inference)
+
+
+def _cells(
+    groups: Sequence[Sequence[ResultRow]], higher_is_better: bool | None, percent: bool, inference: Inference
+) -> list[Cell]:
+    """Return the mean of each group of repetitions; the best is marked if it is distinguished from the runner-up."""
+    best = None
+    if higher_is_better is not None:
+        best = find_best(dict(enumerate(groups)), higher_is_better=higher_is_better, inference=inference)
+    cells = []
+    for position, several in enumerate(groups):
+        text, note = (
+            inference.format(mean_over_repetitions(several), percent) if several else "",
+            _missing_note(several),
+        )
+        cells.append(Cell(text + note, position == best and not note))
+    return cells
+
+
+def _bold_note(what: str, inference: Inference) -> str:
+    return f"Bold: the best {what}, if it differs from the runner-up: {inference.criterion}."
 
 
 def _missing_note(repetitions: Sequence[ResultRow]) -> str:
@@ -184,18 +211,7 @@ def _missing_note(repetitions: Sequence[ResultRow]) -> str:
     return f" ({finite} of {len(repetitions)})" if 0 < finite < len(repetitions) else ""
 
 
-def _mark_best(values: Sequence[Estimate | None], higher_is_better: bool | None, percent: bool) -> list[Cell]:
-    numbers = [math.nan if value is None else value.value for value in values]
-    finite = [number for number in numbers if math.isfinite(number)]
-    pick = None if higher_is_better is None else max if higher_is_better else min
-    best = pick(finite) if pick is not None and len(set(finite)) > 1 else None
-    return [
-        Cell("" if value is None else format_with_stderr(value, percent), best is not None and number == best)
-        for number, value in zip(numbers, values, strict=True)
-    ]
-
-
-def _by_corruption(results: Sequence[ResultRow]) -> Iterator[Table]:
+def _by_corruption(results: Sequence[ResultRow], inference: Inference) -> Iterator[Table]:
     repetitions: dict[tuple[str, int], list[ResultRow]] = {}
     rows = {result.row for result in results if result.metric == "accuracy" and result.split != TRAINING}
     main = next((row for row in MAIN if row in rows), None)
@@ -210,17 +226,10 @@ def _by_corruption(results: Sequence[ResultRow]) -> Iterator[Table]:
         values = [means.get((kind, severity)) for severity in severities]
         lines.append([kind.replace("_", " "), *(f"{100 * value.value:.1f}" if value else "" for value in values)])
     if lines:
-        errors = _error_range(means.values())
-        caption = (
-            f"Accuracy of the {main} by corruption and severity; the standard error of one value is {errors} points."
-        )
+        errors = [100 * error for mean in means.values() if math.isfinite(error := inference.error(mean))]
+        caption = f"Accuracy of the {main} by corruption and severity; ± of one value is {format_range(errors)} points."
         header = ["", *(f"severity {severity}" for severity in severities)]
         yield Table.from_text("Accuracy under corruption, %", header, lines, caption)
-
-
-def _error_range(cells: Iterable[Estimate]) -> str:
-    errors = [100 * value.stderr for value in cells if value.stderr is not None and math.isfinite(value.stderr)]
-    return format_range(errors)
 
 
 def _metric_label(metric: str, split: str, percent: bool) -> str:

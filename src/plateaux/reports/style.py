@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
+from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.formatting import pluralize, printable
 from plateaux.core.imports import optional_import
 from plateaux.loss_landscape.plot_style import COLORS, DASHES, INK, PAPER, RC_PARAMS
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Format = Literal["html", "md", "json", "csv"]
-FORMATS: tuple[Format, ...] = ("html", "md", "json", "csv")
+Format = Literal["html", "md", "tex", "json", "csv"]
+FORMATS: tuple[Format, ...] = ("html", "md", "tex", "json", "csv")
 MAX_RUNS = 3  # runs with a section of details
 Kind = Literal["svg", "png", "pdf"]
 KINDS: tuple[Kind, ...] = ("svg", "png", "pdf")
+FONT_SIZE: float = RC_PARAMS["font.size"]
 WIDTH_IN = 4.8  # text stays readable on a phone
 MAX_COLORED = len(COLORS)  # series with their own color; further series are gray
 LEGEND_LINE_IN = 0.17
+NO_LABELS: Mapping[str, str] = {}
 GRAY, RULE = "#888888", "#dddddd"
 MARKERS = "osD^vPX"
 LABEL_CHARS = 32  # per line of a label
@@ -116,10 +119,66 @@ def finalize(name: str, title: str, caption: str, figure: Figure) -> ReportFigur
     for axes in figure.axes:
         _avoid_offset(axes.xaxis)
         _avoid_offset(axes.yaxis)
+    _freeze_layout(figure)
+    return ReportFigure(name, printable(title), printable(caption), figure)
+
+
+def restyle(
+    figures: Sequence[Figure],
+    *,
+    width: float | None = None,
+    height: float | None = None,
+    font: str | None = None,
+    font_size: float = FONT_SIZE,
+    labels: Mapping[str, str] = NO_LABELS,
+) -> None:
+    """Change finished figures; every label must be a text of at least one of them."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font_names
+    from matplotlib.text import Text
+
+    for name, value in (("width", width), ("height", height), ("font_size", font_size)):
+        if value is not None and not 0 < value <= 100:
+            raise RecipeError(f"figure option {name} = {value}: give a number above 0 and at most 100")
+    texts = {_one_line(text.get_text()) for figure in figures for text in figure.findobj(Text)} - {""}
+    if figures and (unknown := sorted(set(labels) - texts)):
+        raise RecipeError(f"No figure has the text {unknown[0]!r}; {suggest(unknown[0], sorted(texts))}")
+    try:
+        findfont(FontProperties(family=font), fallback_to_default=False)
+    except ValueError:
+        raise RecipeError(f"matplotlib finds no font {font!r}; {suggest(font or '', get_font_names())}") from None
+    for figure in figures:
+        old_width, old_height = figure.get_size_inches()
+        figure.set_size_inches(width or old_width, height or old_height * (width or old_width) / old_width)
+        with figure_style():
+            _replace_text(figure, font, font_size, lambda text: labels.get(_one_line(text), text))
+            if figure.get_layout_engine() is not None:
+                figure.set_layout_engine("constrained")
+                _freeze_layout(figure)
+
+
+def _replace_text(figure: Figure, font: str | None, font_size: float, rename: Callable[[str], str]) -> None:
+    from matplotlib.text import Text
+    from matplotlib.ticker import FixedLocator
+
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if isinstance(axis.get_major_locator(), FixedLocator):  # names of conditions
+            axis.set_ticks(axis.get_ticklocs(), [rename(label.get_text()) for label in axis.get_ticklabels()])
+    for text in figure.findobj(Text):
+        text.set(text=rename(text.get_text()), fontsize=float(text.get_fontsize()) * font_size / FONT_SIZE)
+        text.set_fontfamily(font or text.get_fontfamily())
+    ticks: dict[str, Any] = {"labelsize": font_size, **({"labelfontfamily": font} if font else {})}
+    for axes in figure.axes:  # also for ticks that are drawn later
+        axes.tick_params(**ticks)
+
+
+def _freeze_layout(figure: Figure) -> None:
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
         figure.set_layout_engine("none")
-    return ReportFigure(name, printable(title), printable(caption), figure)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def line_style(position: int) -> dict[str, Any]:
@@ -154,7 +213,7 @@ def wrap_label(name: str, width: int = LABEL_CHARS, lines: int = LABEL_LINES) ->
     >>> wrap_label("width=16, method=SAM", 11), wrap_label("a" * 60, 5, 2), wrap_label("_hidden")
     ('width=16,\\nmethod=SAM', 'aaaaa\\n…aaaa', ' _hidden')
     """
-    text = " ".join("".join(char if char.isprintable() else " " for char in name).split())
+    text = _one_line("".join(char if char.isprintable() else " " for char in name))
     pieces = wrap(text, width, break_on_hyphens=False)
     if len(pieces) > lines:  # keep both ends of a name that is too long
         length = width * lines

@@ -1,7 +1,8 @@
 """Dynamic batching: requests that arrive while a batch is computed form the next one. No request waits for others.
 
 One thread computes; the event loop only moves arrays. The queue is bounded in rows: more are refused at once. A request
-whose deadline passes while it waits is dropped before it is computed.
+that was cancelled, because its deadline passed or its client has gone, is dropped before it is computed. If a batch
+fails, its halves are computed, and so on, so that only the request at fault gets an error.
 """
 
 from __future__ import annotations
@@ -18,32 +19,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plateaux.core.errors import PlateauxError
 from plateaux.prediction.inputs import PreparedInputs, concatenate_inputs
 from plateaux.prediction.predictions import Predictions
 from plateaux.prediction.predictor import Predictor
+from plateaux.serving.limits import BusyError
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # batch sizes that are measured
 SECONDS_PER_SIZE = 0.5  # at most, unless one call takes longer
 WORTH = 0.95  # a smaller batch with this fraction of the best speed is preferred: its latency is lower
 
 
-class QueueFullError(PlateauxError):
-    """The queue has no room for the rows of a new request."""
-
-    def __init__(self, retry_after_s: float) -> None:
-        super().__init__("The queue is full. Retry later, or send fewer requests at once")
-        self.retry_after_s = retry_after_s
-
-
-class DeadlineError(PlateauxError):
-    """A request waited longer than its deadline."""
-
-
 @dataclass(slots=True)
 class _Waiting:
     inputs: PreparedInputs
-    deadline: float
     result: asyncio.Future[Predictions]
 
 
@@ -77,13 +65,13 @@ class Batcher:
             await asyncio.gather(self._task, return_exceptions=True)
         self._thread.shutdown()
 
-    async def predict(self, inputs: PreparedInputs, deadline_s: float) -> Predictions:
-        """Return the predictions for some inputs. Raise QueueFullError or DeadlineError."""
+    async def predict(self, inputs: PreparedInputs) -> Predictions:
+        """Return the predictions for some inputs. Raise BusyError if the queue is full."""
         rows = len(inputs)
         if self.rows and self.rows + rows > self.max_queue:
-            raise QueueFullError(max(1.0, self.rows * self._seconds_per_row))
+            raise BusyError(max(1.0, self.rows * self._seconds_per_row))
         self.rows += rows
-        waiting = _Waiting(inputs, time.monotonic() + deadline_s, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(inputs, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._arrived.set()
         try:
@@ -92,58 +80,49 @@ class Batcher:
             self.rows -= rows
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
-            batch = self._take()
+            batches = [self._take()]
             if not self._waiting:
                 self._arrived.clear()
-            if not batch:
-                continue
-            try:
-                await self._compute(batch, loop)
-            except Exception as error:  # whatever it is, later requests must still be answered
-                for item in batch:
-                    _set(item.result, error)
+            while batches:
+                batch = [item for item in batches.pop() if not item.result.done()]
+                try:
+                    await self._compute(batch)
+                except Exception as error:  # whatever it is, other requests must still be answered
+                    if len(batch) > 1:
+                        batches += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
+                    elif not batch[0].result.done():
+                        batch[0].result.set_exception(error)
 
-    async def _compute(self, batch: list[_Waiting], loop: asyncio.AbstractEventLoop) -> None:
+    async def _compute(self, batch: list[_Waiting]) -> None:
+        if not batch:
+            return
         begin = time.perf_counter()
         inputs = concatenate_inputs([item.inputs for item in batch])
-        found = await loop.run_in_executor(self._thread, self.predictor.predict_prepared, inputs)
+        found = await asyncio.get_running_loop().run_in_executor(self._thread, self.predictor.predict_prepared, inputs)
         seconds = time.perf_counter() - begin
         self._seconds_per_row = 0.9 * self._seconds_per_row + 0.1 * seconds / len(inputs)
         self.observe(found, seconds, self.rows - len(inputs))
         start = 0
         for item in batch:
-            _set(item.result, found.take(slice(start, start + len(item.inputs))))
+            if not item.result.done():
+                item.result.set_result(found.take(slice(start, start + len(item.inputs))))
             start += len(item.inputs)
 
     def _take(self) -> list[_Waiting]:
         """Return the next requests: as many as fit into a batch, and at least one."""
-        batch, rows, now = list[_Waiting](), 0, time.monotonic()
+        batch, rows = list[_Waiting](), 0
         while self._waiting:
             item = self._waiting[0]
-            if item.result.done():  # the client has gone
+            if item.result.done():  # cancelled
                 self._waiting.popleft()
-                continue
-            if item.deadline < now:
-                self._waiting.popleft()
-                _set(item.result, DeadlineError("The request waited longer than its deadline. Retry later"))
                 continue
             if batch and rows + len(item.inputs) > self.max_batch:
                 break
             batch.append(self._waiting.popleft())
             rows += len(item.inputs)
         return batch
-
-
-def _set(future: asyncio.Future[Predictions], result: Predictions | Exception) -> None:
-    if future.done():
-        return
-    if isinstance(result, Exception):
-        future.set_exception(result)
-    else:
-        future.set_result(result)
 
 
 def measure_batch_size(

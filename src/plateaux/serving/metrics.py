@@ -7,6 +7,8 @@ client library reads the name of the folder from the environment when it is impo
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +97,17 @@ class ServiceMetrics:
         client, registry = self._client, self._registry
         if self._is_shared:
             registry = client.CollectorRegistry()
-            optional_import("prometheus_client.multiprocess", extra="serve").MultiProcessCollector(registry)
+            shared = optional_import("prometheus_client.multiprocess", extra="serve")
+            forget_ended_workers(Path(os.environ[FOLDER_VARIABLE]), shared.mark_process_dead)
+            shared.MultiProcessCollector(registry)
         return client.generate_latest(registry), str(client.CONTENT_TYPE_LATEST)
 
 
-def forget_worker(pid: int) -> None:
-    """Remove the current values (gauges) of a worker that has ended; its counts remain."""
-    if FOLDER_VARIABLE in os.environ and Path(os.environ[FOLDER_VARIABLE]).is_dir():
-        module: Any = optional_import("prometheus_client.multiprocess", extra="serve")
-        module.mark_process_dead(pid)
+def forget_ended_workers(folder: Path, forget: Callable[[int], None]) -> None:
+    """Remove the current values (gauges) of workers that have ended; their counts remain."""
+    for pid in {int(file.stem.rpartition("_")[2]) for file in folder.glob("gauge_live*_*.db")}:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            with suppress(FileNotFoundError):  # another worker does the same
+                forget(pid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shlex
 from html import escape
 from typing import Any
 
@@ -102,11 +103,13 @@ def render_page(
     remark = f'<p class="warn">{escape(predictor.remark)}</p>' if predictor.remark else ""
     name = escape(settings.name)
     example = "..." if contract.example() is None else json.dumps([contract.example()])
+    body = shlex.quote(f'{{"inputs": {example}}}')
     call = (
         "curl --data-binary @image.jpg -H 'Content-Type: image/jpeg' http://HOST/predict"
         if contract.is_image
-        else f"curl -H 'Content-Type: application/json' -d '{{\"inputs\": {example}}}' http://HOST/predict"
+        else f"curl -H 'Content-Type: application/json' -d {body} http://HOST/predict"
     )
+    schema = json.dumps(contract.to_json_schema(), indent=1)
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{name} - Plateaux</title><style>{STYLE}</style></head><body>
@@ -115,6 +118,7 @@ def render_page(
 <h2>Model</h2>{_table(facts)}
 {"<h2>Measured</h2>" + _table(measured) if measured else ""}
 <h2>Request</h2><div class="panel"><pre>{escape(call)}</pre></div>
+<details><summary>JSON Schema of <code>/schema</code></summary><pre>{escape(schema)}</pre></details>
 <p class="soft">Open Inference Protocol v2: <code>/v2/models/{name}/infer</code>. Metrics: <code>/metrics</code>.</p>
 <script>{SCRIPT}</script></body></html>"""
     policy = (

@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plateaux.core.errors import DataError
-from plateaux.prediction.contract import InputContract
+from plateaux.prediction.contract import InputContract, allowed_range
 from plateaux.prediction.inputs import PreparedInputs, prepare
 from plateaux.prediction.predictions import BY_CLASS, RAW, Predictions
 from plateaux.prediction.predictions import DTYPES as ARRAYS
 from plateaux.prediction.stage_backend import QUERIED
-from plateaux.serving.pixels import check_pixels
+from plateaux.serving.limits import Reserve, TooLargeError
+from plateaux.serving.pixels import count_pixels
 from plateaux.serving.settings import ServeSettings
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -33,7 +34,10 @@ DTYPES = {
     "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64,
     "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
 }  # fmt: skip
-MAX_DIMS = 8
+JSON_KINDS = {"B": "b", "U": "iu", "I": "iu", "F": "fiu"}  # of NumPy that JSON data may have, by the first letter
+MAX_DIMS, MAX_SIZE = 8, 1 << 31
+NUMBER, TEXT = 32, 1 << 16  # bytes of JSON: a number with spaces around it, and a text
+PARSED = 64  # bytes of an object of Python, and of its place in a list
 OUTPUTS = (
     "label", "label_name", "probability", "probabilities", "entropy", "mutual_information", "ood_score", "is_ood",
     "prediction_set", "abstain", QUERIED, *RAW,
@@ -60,10 +64,11 @@ class InferRequest:
 
 def model_metadata(name: str, contract: InputContract, outputs: Sequence[str]) -> dict[str, Any]:
     """Return the description of the model that clients read."""
-    inputs = [
-        {"name": key, "datatype": _input_dtype(summary.dtype), "shape": [-1, *summary.shape]}
-        for key, summary in contract.inputs.items()
-    ]
+    inputs: list[dict[str, Any]] = []
+    for key, summary in contract.inputs.items():
+        parameters: dict[str, Any] = dict(zip(("minimum", "maximum"), allowed_range(summary) or (), strict=False))
+        datatype = "INT64" if summary.dtype.startswith("int") else "FP32"
+        inputs.append({"name": key, "datatype": datatype, "shape": [-1, *summary.shape], "parameters": parameters})
     if contract.is_image:
         inputs.append({"name": IMAGE, "datatype": "BYTES", "shape": [-1]})
     if contract.preprocessing.tokenizer is not None:
@@ -72,21 +77,37 @@ def model_metadata(name: str, contract: InputContract, outputs: Sequence[str]) -
         {"name": key, "datatype": OUTPUT_DTYPES[key], "shape": [-1, contract.classes] if key in BY_CLASS else [-1]}
         for key in outputs
     ]
-    return {"name": name, "versions": ["1"], "platform": "plateaux_onnx", "inputs": inputs, "outputs": shown}
+    known = {"labels": contract.labels, "columns": contract.preprocessing.columns}
+    parameters = {key: list(names) for key, names in known.items() if names}
+    tree = {"name": name, "versions": ["1"], "platform": "plateaux_onnx", "parameters": parameters}
+    return {**tree, "inputs": inputs, "outputs": shown}
 
 
-def _input_dtype(dtype: str) -> str:
-    return "INT64" if dtype.startswith("int") else "FP32"
+def max_json_bytes(contract: InputContract, settings: ServeSettings) -> int:
+    """Return how many bytes of JSON the largest request of this model has."""
+    shapes = [summary.shape for summary in contract.inputs.values()]
+    row = NUMBER * sum(math.prod(shape) + math.prod(shape[:-1]) + MAX_DIMS for shape in shapes)
+    row += sum(map(len, map(json.dumps, contract.preprocessing.columns)))
+    if contract.preprocessing.tokenizer is not None:
+        row += TEXT * len(contract.preprocessing.tokenizer.texts)
+    return min(settings.max_bytes, 4096 + settings.max_rows * row)
+
+
+def split_body(body: bytes, header_length: int | None, max_json: int) -> tuple[bytes, memoryview]:
+    """Return the JSON of a body, and what follows it."""
+    length = len(body) if header_length is None else header_length
+    if length > len(body):
+        raise DataError(f"The length of the JSON part is {length}. Expected: at most {len(body)}, all bytes")
+    if length > max_json:
+        raise TooLargeError(f"The JSON part has {length:,} bytes. Expected: at most {max_json:,}")
+    return body[:length], memoryview(body)[length:]
 
 
 def parse_request(
-    body: bytes, header_length: int | None, allowed: Sequence[str], settings: ServeSettings
+    content: bytes, rest: memoryview, allowed: Sequence[str], max_rows: int, reserve: Reserve
 ) -> InferRequest:
-    """Parse a body. Every mistake is a DataError with one sentence."""
-    if header_length is not None and not 0 <= header_length <= len(body):
-        raise DataError(f"The length of the JSON part is {header_length}. Expected: at most {len(body)}, all bytes")
-    tree = parse_json_object(body if header_length is None else body[:header_length])
-    rest = memoryview(b"" if header_length is None else body[header_length:])
+    """Parse a body in two parts. Every mistake is a DataError with one sentence."""
+    tree = parse_json_object(content, reserve)
     listed = tree.get("inputs")
     if not isinstance(listed, list) or not listed or not all(isinstance(item, dict) for item in listed):
         raise DataError("The request has no inputs. Expected: a list of objects with name, shape, datatype and data")
@@ -95,7 +116,7 @@ def parse_request(
         name = item.get("name")
         if not isinstance(name, str) or name in tensors:
             raise DataError("An input has no name, or a name that occurs twice")
-        tensors[name], rest = _read_tensor(item, rest, settings.max_rows)
+        tensors[name], rest = _read_tensor(item, rest, max_rows)
     if rest:
         raise DataError(f"{len(rest)} bytes follow the last tensor")
     outputs, binary = _read_outputs(tree, allowed)
@@ -103,8 +124,9 @@ def parse_request(
     return InferRequest(tensors, request_id if isinstance(request_id, str) else None, outputs, binary)
 
 
-def parse_json_object(content: bytes) -> dict[str, Any]:
-    """Return a JSON object from a body."""
+def parse_json_object(content: bytes, reserve: Reserve) -> dict[str, Any]:
+    """Return a JSON object from a body. `[[],[],...]` needs twenty times the bytes of its text."""
+    reserve(PARSED * sum(map(content.count, (b",", b"[", b"{", b":"))))
     try:
         tree = json.loads(content)
     except (ValueError, RecursionError):
@@ -114,6 +136,12 @@ def parse_json_object(content: bytes) -> dict[str, Any]:
     return tree
 
 
+def check_rows(rows: int, max_rows: int) -> None:
+    """Raise a DataError for a request with too many rows."""
+    if rows > max_rows:
+        raise DataError(f"The request has {rows} rows. Expected: at most {max_rows}")
+
+
 def _read_tensor(
     item: Mapping[str, Any], rest: memoryview, max_rows: int
 ) -> tuple[NDArray[Any] | list[bytes], memoryview]:
@@ -121,8 +149,12 @@ def _read_tensor(
     name, shape, datatype = item["name"], item.get("shape"), item.get("datatype")
     if not isinstance(shape, list) or not 1 <= len(shape) <= MAX_DIMS or not all(type(n) is int for n in shape):
         raise DataError(f"The shape of {name[:100]!r} is not a list of 1 to {MAX_DIMS} integers")
-    if min(shape) < 0 or shape[0] > max_rows:
-        raise DataError(f"The shape of {name[:100]!r} is {shape}. Expected: at most {max_rows} rows")
+    if min(shape) < 1 or max(shape) >= MAX_SIZE or shape[0] > max_rows:
+        raise DataError(f"The shape of {name[:100]!r} is {shape}. Expected: 1 to {max_rows} rows")
+    if not isinstance(datatype, str) or datatype not in (*DTYPES, "BYTES"):
+        raise DataError(
+            f"The datatype of {name[:100]!r} is {str(datatype)[:40]!r}. Expected: BYTES, {', '.join(DTYPES)}"
+        )
     parameters = item.get("parameters")
     size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
     if size is not None:
@@ -138,10 +170,6 @@ def _read_tensor(
 def _from_bytes(name: str, content: memoryview, shape: list[int], datatype: Any) -> NDArray[Any] | list[bytes]:
     if datatype == "BYTES":
         return _split_bytes(name, content, shape)
-    if datatype not in DTYPES:
-        raise DataError(
-            f"The datatype of {name[:100]!r} is {str(datatype)[:40]!r}. Expected: BYTES, {', '.join(DTYPES)}"
-        )
     values = np.frombuffer(content, dtype=np.uint8)
     expected = math.prod(shape) * np.dtype(DTYPES[datatype]).itemsize
     if len(values) != expected:
@@ -153,51 +181,81 @@ def _split_bytes(name: str, content: memoryview, shape: list[int]) -> list[bytes
     """Return the elements of a BYTES tensor; each follows its length in four bytes."""
     items, position = list[bytes](), 0
     while position < len(content):
-        if position + 4 > len(content):
-            raise DataError(f"The binary data of {name[:100]!r} end within the length of an element")
-        (length,) = struct.unpack_from("<I", content, position)
-        position += 4
-        if position + length > len(content):
+        begin = position + 4
+        position = begin + int.from_bytes(content[position:begin], "little")
+        if max(begin, position) > len(content):
             raise DataError(f"The binary data of {name[:100]!r} end within an element")
-        items.append(bytes(content[position : position + length]))
-        position += length
-    _check_count(name, items, shape)
-    return items
-
-
-def _check_count(name: str, items: Sequence[Any], shape: list[int]) -> None:
+        items.append(bytes(content[begin:position]))
     if len(items) != math.prod(shape):
         raise DataError(f"{name[:100]!r} has {len(items)} elements, which do not form the shape {shape}")
+    return items
 
 
 def _from_json(name: str, data: Any, shape: list[int], datatype: Any) -> NDArray[Any] | list[bytes]:
     if not isinstance(data, list):
         raise DataError(f"{name[:100]!r} has no data. Expected: a list, or binary data")
     if datatype == "BYTES":
-        texts = [text for row in data for text in (row if isinstance(row, list) else [row])]
-        if not all(isinstance(text, str) for text in texts):
-            raise DataError(f"{name[:100]!r} is BYTES. Expected: text")
-        _check_count(name, texts, shape)
-        return [text.encode() for text in texts]
-    if datatype not in DTYPES:
-        raise DataError(
-            f"The datatype of {name[:100]!r} is {str(datatype)[:40]!r}. Expected: BYTES, {', '.join(DTYPES)}"
-        )
+        return _encode_texts(name, data, shape)
     try:
-        values: NDArray[Any] = np.array(data, dtype=DTYPES[datatype]).reshape(shape)
-    except (ValueError, TypeError, OverflowError):
-        raise DataError(f"The data of {name[:100]!r} are not {datatype} of shape {shape}") from None
-    return values
+        values: NDArray[Any] = np.array(data)
+    except ValueError:
+        values = np.array(None)  # rows of different lengths
+    if values.dtype.kind not in JSON_KINDS[datatype[0]] or list(values.shape) not in (shape, [math.prod(shape)]):
+        raise DataError(
+            f"The data of {name[:100]!r} are not {datatype} of shape {shape}, nor a flat list of as many numbers"
+        )
+    limits = np.iinfo(DTYPES[datatype]) if datatype[0] in "UI" else None
+    if limits is not None and (values.min() < limits.min or values.max() > limits.max):
+        raise DataError(f"The data of {name[:100]!r} are not {datatype}, from {limits.min} to {limits.max}")
+    with np.errstate(over="ignore"):  # infinity is refused later
+        return values.astype(DTYPES[datatype]).reshape(shape)
 
 
-def prepare_tensors(tensors: Tensors, contract: InputContract, max_pixels: int) -> PreparedInputs:
+def _encode_texts(name: str, data: list[Any], shape: list[int]) -> list[bytes]:
+    is_nested = all(isinstance(row, list) for row in data)
+    texts = [text for row in data for text in row] if is_nested else data
+    is_shape = all([len(data), len(row)] == shape for row in data) if is_nested else len(texts) == math.prod(shape)
+    if not is_shape or not all(isinstance(text, str) for text in texts):
+        raise DataError(f"{name[:100]!r} is BYTES. Expected: text of shape {shape}, or a flat list of as many")
+    try:
+        return [text.encode() for text in texts]
+    except UnicodeEncodeError:
+        raise DataError(f"A text of {name[:100]!r} is half of a surrogate pair") from None
+
+
+def prepare_images(
+    files: Sequence[bytes], contract: InputContract, max_pixels: int, reserve: Reserve
+) -> PreparedInputs:
+    """Return image files as inputs of the model."""
+    reserve(4 * count_pixels(files, max_pixels, contract.preprocessing.resize))
+    _reserve_rows(len(files), contract, reserve)
+    return prepare(list(files), contract)
+
+
+def prepare_json(content: bytes, contract: InputContract, max_rows: int, reserve: Reserve) -> PreparedInputs:
+    """Return a JSON body as inputs of the model: `{"inputs": ...}`, or named inputs."""
+    tree = parse_json_object(content, reserve)
+    value = tree["inputs"] if set(tree) == {"inputs"} else tree
+    is_text = contract.preprocessing.tokenizer is not None
+    for rows in value.values() if is_text and isinstance(value, dict) else [value]:
+        if isinstance(rows, list) and rows and (is_text or not isinstance(rows[0], int | float | list)):
+            check_rows(len(rows), max_rows)
+            _reserve_rows(len(rows), contract, reserve)
+    return prepare(value, contract, paths=False)
+
+
+def _reserve_rows(rows: int, contract: InputContract, reserve: Reserve) -> None:
+    reserve(8 * rows * sum(math.prod(summary.shape) for summary in contract.inputs.values()))
+
+
+def prepare_tensors(tensors: Tensors, contract: InputContract, max_pixels: int, reserve: Reserve) -> PreparedInputs:
     """Return the tensors of a request as inputs of the model."""
     if set(tensors) == {IMAGE} and contract.is_image and IMAGE not in contract.inputs:
         images = tensors[IMAGE]
         if not isinstance(images, list):
             raise DataError(f"The input {IMAGE!r} takes encoded image files (BYTES)")
-        check_pixels(images, max_pixels)
-        return prepare(images, contract)
+        return prepare_images(images, contract, max_pixels, reserve)
+    _reserve_rows(max(map(len, tensors.values())), contract, reserve)
     named: dict[str, Any] = {}
     for name, values in tensors.items():
         try:

@@ -18,14 +18,15 @@ class ServeSettings:
         name: Name of the model in URLs.
         threads: Threads of onnxruntime in each worker.
         max_batch: Largest number of rows of one call. None: the fastest, measured at the start.
-        max_queue: Rows that wait or are computed; more are refused with 429.
-        max_connections: Open connections; more wait in the listen backlog of the socket.
+        max_queue: Rows that wait or are computed, and requests that are decoded; more are refused with 429.
         max_rows: Rows of one request.
         max_bytes: Bytes of the body of a request.
-        max_pixels: Pixels of an image.
-        deadline_s: Seconds after which a request that still waits is refused with 504.
-        read_timeout_s: Seconds in which a request must arrive as a whole; a slower client is disconnected.
+        max_memory: Bytes of bodies, parsed JSON, and decoded images of all requests; more are refused with 429.
+        max_pixels: Pixels of all images of a request.
+        deadline_s: Seconds from the head of a request to its answer, after which it gets 504.
+        read_timeout_s: Seconds in which the head of a request must arrive; a slower client is disconnected.
         log_requests: Log one JSON line per request.
+        sha256: The digest that the bundle must have. None: any.
     """
 
     bundle: str
@@ -33,16 +34,17 @@ class ServeSettings:
     threads: int = 1
     max_batch: int | None = None
     max_queue: int = 256
-    max_connections: int = 64
     max_rows: int = 128
     max_bytes: int = 32 << 20
+    max_memory: int = 256 << 20
     max_pixels: int = 25_000_000
     deadline_s: float = 10.0
     read_timeout_s: float = 30.0
     log_requests: bool = False
+    sha256: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("threads", "max_queue", "max_connections", "max_rows", "max_bytes", "max_pixels"):
+        for name in ("threads", "max_queue", "max_rows", "max_bytes", "max_memory", "max_pixels"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"{name} = {getattr(self, name)}: give a number of at least 1")
         if self.max_batch is not None and self.max_batch < 1:

@@ -23,6 +23,7 @@ from plateaux.core.method import LossFn
 from plateaux.core.types import TensorTree
 from plateaux.data.data_check import check_data
 from plateaux.data.sources import DataSplits
+from plateaux.data.warning_table import log_warnings
 from plateaux.integrations.huggingface_models import model_configs
 from plateaux.integrations.huggingface_weights import check_class_order, is_model_folder, read_folder_weights
 from plateaux.integrations.lightning_checkpoints import SUFFIX, is_sharded_checkpoint, read_lightning_checkpoint
@@ -77,6 +78,7 @@ def import_weights(
         raise RecipeError(f"{len(specs)} weight files for {recipe.members} members: give one file for each member")
     splits = build_data(recipe, components)
     checked = check_data(splits)
+    log_warnings(checked.warnings, recipe.run.silence)
     modules = []
     for number, spec in enumerate(specs):
         module = build_member(recipe, splits, number, components)
@@ -92,6 +94,7 @@ def import_weights(
         preprocessing=splits.preprocessing,
         model_configs=None if model else model_configs(recipe.model.name, download=download),
         code=code_hashes(recipe, components, modules),
+        warnings=checked.warnings,
     )
     run = Run.begin(out, Experiment(recipe, components), info)
     if data is not None and data.keep_in_run:

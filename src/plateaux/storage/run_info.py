@@ -119,6 +119,7 @@ class RunInfo:
     layers: Mapping[str, str] | None = None  # type and configuration by name; None: the model is built into Plateaux
     model_configs: Mapping[str, Mapping[str, Any]] | None = None  # config.json of Hugging Face models, by their name
     code: Mapping[str, str] = field(default_factory=dict)  # hashes of the user's code, by section of the recipe
+    warnings: Mapping[str, str] = field(default_factory=dict)  # about the data and the model, by name
     accepted_changes: tuple[tuple[str, ...], ...] = ()  # of data or model code, by --accept-changes, oldest first
 
     @classmethod
@@ -150,6 +151,7 @@ class RunInfo:
             layers=new.layers,
             model_configs=new.model_configs,
             code=new.code,
+            warnings=new.warnings,
             accepted_changes=accepted,
         )
 
@@ -174,6 +176,8 @@ class RunInfo:
             tree["model_configs"] = _to_plain(self.model_configs)
         if self.code:
             tree["code"] = dict(self.code)
+        if self.warnings:
+            tree["warnings"] = dict(self.warnings)
         if self.accepted_changes:
             tree["accepted_changes"] = _to_plain(self.accepted_changes)
         if self.calibration_digest is not None:

@@ -7,11 +7,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
-from plateaux.core.formatting import format_with_stderr
 from plateaux.core.row_names import ALL_MEMBERS, MEAN_OF_MEMBERS, MEAN_OF_PAIRS, MEAN_PROBABILITY, RowName, row_name
+from plateaux.core.stats.comparisons import DEFAULT, Inference, paired_difference
 from plateaux.core.stats.intervals import Cost, CostPoint, Interval, at_equal_cost, paired_t_interval, t_interval
-from plateaux.core.text_table import Table
-from plateaux.core.types import Estimate
+from plateaux.core.text_table import Cell, Table
 from plateaux.evaluation.splits import is_corrupted_split
 from plateaux.studies.grid import condition_label
 from plateaux.studies.result_rows import TRAINING, ResultRow
@@ -28,7 +27,10 @@ ComputeFn = Callable[[Condition, Column], Interval]
 class Comparison:
     """The results of a study by condition and column."""
 
-    def __init__(self, results: Sequence[ResultRow], baseline: Condition | None = None) -> None:
+    def __init__(
+        self, results: Sequence[ResultRow], baseline: Condition | None = None, inference: Inference = DEFAULT
+    ) -> None:
+        self.inference = inference
         self.baseline = dict(baseline or {})
         self.conditions: dict[str, Condition] = {}
         self.numbers: dict[tuple[str, Column], dict[int, float]] = {}
@@ -59,8 +61,7 @@ class Comparison:
         """Return the difference from the baseline over the common repetitions."""
         ours = self.numbers.get((_key(condition), column), {})
         theirs = self.numbers.get((_key(self.baseline_for(condition) or {}), column), {})
-        both = sorted(ours.keys() & theirs.keys())
-        return paired_t_interval([ours[r] for r in both], [theirs[r] for r in both])
+        return paired_difference(ours, theirs)
 
     def baseline_for(self, condition: Condition) -> Condition | None:
         """Return the baseline of a condition: it has the same values in all other factors."""
@@ -101,51 +102,58 @@ class Comparison:
         if others:
             title = f"difference from {condition_label(self.baseline)}"
             rest = [column for column in columns if column[1] != TRAINING]
-            tables.append(self._table(title, rest, others, self.difference))
-            tables += self._equal_cost_tables(rest, others) if any(LENGTH in each for each in others) else []
+            note = f" Bold: differs from the baseline: {self.inference.criterion}."
+            tables.append(self._table(title, rest, others, self.difference, note))
+            tables += self._equal_cost_tables(rest, others, note) if any(LENGTH in each for each in others) else []
         return tables
 
-    def _table(self, title: str, columns: Sequence[Column], rows: Sequence[Condition], compute: ComputeFn) -> Table:
+    def _table(
+        self, title: str, columns: Sequence[Column], rows: Sequence[Condition], compute: ComputeFn, note: str = ""
+    ) -> Table:
         header = ["", *(self._column_title(column) for column in columns)]
-        cells = [[_label(each), *(self._format_cell(each, column, compute) for column in columns)] for each in rows]
-        caption = "± half of the 95 % Student-t interval over repetitions; a single repetition has no interval"
-        return Table.from_text(title, header, cells, caption)
+        cells = [self._cells(column, rows, [compute(each, column) for each in rows], bool(note)) for column in columns]
+        lines = [[Cell(_label(each)), *(column[i] for column in cells)] for i, each in enumerate(rows)]
+        caption = f"± is {self.inference.meaning} over repetitions; a single repetition has none.{note}"
+        return Table(title, header, lines, caption)
 
-    def _format_cell(self, condition: Condition, column: Column, compute: ComputeFn) -> str:
-        """Return a number with its interval, and the number of finite repetitions if some are not."""
-        interval, count = compute(condition, column), len(self.numbers.get((_key(condition), column), {}))
-        note = f" ({interval.count} of {count})" if 0 < interval.count < count else ""
-        return self._format(column, interval) + note
+    def _cells(
+        self, column: Column, rows: Sequence[Condition], intervals: Sequence[Interval], are_differences: bool
+    ) -> list[Cell]:
+        """Return numbers with their errors, and the number of finite repetitions if some are not.
 
-    def _equal_cost_tables(self, columns: Sequence[Column], others: Sequence[Condition]) -> list[Table]:
+        Differences that are distinguished from zero are marked.
+        """
+        marks = self.inference.distinguished(intervals) if are_differences else [False] * len(rows)
+        cells = []
+        for condition, interval, mark in zip(rows, intervals, marks, strict=True):
+            count, percent = len(self.numbers.get((_key(condition), column), {})), self.examples[column].percent
+            text = "" if math.isnan(interval.value) else self.inference.format(interval, percent)
+            cells.append(Cell(text + (f" ({interval.count} of {count})" if 0 < interval.count < count else ""), mark))
+        return cells
+
+    def _equal_cost_tables(self, columns: Sequence[Column], others: Sequence[Condition], note: str) -> list[Table]:
         """Return one table per kind of cost; runs that differ only in length form one cost curve and one row."""
         tables = []
         curves = list({_key(_without_length(each)): each for each in others}.values())
         for by in get_args(Cost):
+            found = [[self.at_equal_cost(condition, column, by) for condition in curves] for column in columns]
+            cells = [
+                self._cells(column, curves, [interval for _, interval in each], are_differences=True)
+                for column, each in zip(columns, found, strict=True)
+            ]
             rows = []
-            for condition in curves:
-                differences = [self.at_equal_cost(condition, column, by) for column in columns]
-                cells = [
-                    self._format(column, interval) for column, (_, interval) in zip(columns, differences, strict=True)
-                ]
-                cost = f"{differences[0][0]:.4g}" if differences else ""
-                rows.append([_label(_without_length(condition)), cost, *cells])
+            for i, condition in enumerate(curves):
+                cost = f"{found[0][i][0]:.4g}" if found else ""
+                rows.append([Cell(_label(_without_length(condition))), Cell(cost), *(column[i] for column in cells)])
             header = ["", by, *(self._column_title(column) for column in columns)]
             tables.append(
-                Table.from_text(f"difference at equal {by}", header, rows, "at the largest cost that both reach")
+                Table(f"difference at equal {by}", header, rows, f"At the largest cost that both reach.{note}")
             )
         return tables
 
     def _column_title(self, column: Column) -> str:
         metric, split, _ = column
         return f"{metric}{'' if split == TRAINING else f', {split}'}{' %' if self.examples[column].percent else ''}"
-
-    def _format(self, column: Column, interval: Interval) -> str:
-        return (
-            ""
-            if math.isnan(interval.value)
-            else format_with_stderr(Estimate(interval.value, interval.half), self.examples[column].percent)
-        )
 
 
 def main_row(available: Sequence[RowName]) -> RowName | None:

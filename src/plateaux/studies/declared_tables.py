@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean, stdev
 from typing import Any
 
-from plateaux.core.formatting import format_with_stderr
+from plateaux.core.errors import RecipeError, suggest
 from plateaux.core.row_names import RowName
+from plateaux.core.stats.comparisons import DEFAULT, Inference
 from plateaux.core.stats.intervals import t_interval
 from plateaux.core.text_table import Table
-from plateaux.core.types import Estimate
 from plateaux.studies.comparison import main_row
 from plateaux.studies.output_config import MEMBERS, ColumnConfig, TableConfig
-from plateaux.studies.result_rows import ResultRow
+from plateaux.studies.result_rows import COSTS, ResultRow
 
-REPETITIONS = "± half of the 95 % Student-t interval over repetitions; a single repetition has no interval."
-OF_MEMBERS = "Means over members: ± one standard error over members."
 EMPTY = "Empty cells: not measured."
 
 
-def declared_tables(configs: Sequence[TableConfig], results: Sequence[ResultRow]) -> list[Table]:
+def declared_tables(
+    configs: Sequence[TableConfig], results: Sequence[ResultRow], inference: Inference = DEFAULT
+) -> list[Table]:
     """Return the declared tables of a study, also while some of its numbers are missing."""
-    return [_table(config, results) for config in configs]
+    return [_table(config, results, inference) for config in configs]
+
+
+def check_columns(tables: Sequence[TableConfig], measured: Collection[str]) -> None:
+    """Raise RecipeError if a table has a column of a metric that the study does not measure."""
+    known = [*measured, "ood", *COSTS]
+    for table in tables:
+        for column in table.columns:
+            name = column.metric
+            for suffix in (" under corruption", " by size", " of the soup"):
+                name = name.removesuffix(suffix)
+            if name not in known:
+                raise RecipeError(
+                    f"[[tables]] {table.title!r} has a column of {column.metric!r}, which this study does not measure; "
+                    f"{suggest(name, known)}"
+                )
 
 
 def select(results: Sequence[ResultRow], where: Mapping[str, Any]) -> list[ResultRow]:
@@ -58,7 +71,7 @@ def _matches(condition: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
     )
 
 
-def _table(config: TableConfig, results: Sequence[ResultRow]) -> Table:
+def _table(config: TableConfig, results: Sequence[ResultRow], inference: Inference) -> Table:
     rows: dict[str, list[ResultRow]] = {}
     for result in select(results, config.where):
         rows.setdefault(row_label(result.condition), []).append(result)
@@ -71,14 +84,14 @@ def _table(config: TableConfig, results: Sequence[ResultRow]) -> Table:
     for label in labels:
         line = [label]
         for i, column in enumerate(config.columns):
-            line.append(_measured(column, rows.get(label, ())))
+            line.append(_measured(column, rows.get(label, ()), inference))
             if has_paper[i]:
                 published = _published(config, label, i)
                 line.append("" if published is None else f"{published:g}")
         cells.append(line)
     of_members = [RowName.parse(column.row).base == MEMBERS for column in config.columns]
-    notes = ([REPETITIONS] if not all(of_members) else []) + ([OF_MEMBERS] if any(of_members) else [])
-    return Table.from_text(config.title, header, cells, " ".join([*notes, EMPTY]))
+    over = "members" if all(of_members) else f"repetitions{', of a mean over members over those' * any(of_members)}"
+    return Table.from_text(config.title, header, cells, f"± is {inference.meaning} over {over}. {EMPTY}")
 
 
 def _published(config: TableConfig, label: str, column: int) -> float | None:
@@ -86,17 +99,12 @@ def _published(config: TableConfig, label: str, column: int) -> float | None:
     return values[column] if column < len(values) else None
 
 
-def _measured(column: ColumnConfig, results: Sequence[ResultRow]) -> str:
+def _measured(column: ColumnConfig, results: Sequence[ResultRow], inference: Inference) -> str:
     found = [each for each in results if each.metric == column.metric and each.split == column.split]
     wanted = RowName.parse(column.row)
     if wanted.base == MEMBERS:
         chosen = [each for each in found if each.row.kind == "member" and each.row.part == wanted.part]
-        values = [each.value for each in chosen]
-        stderr = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-        estimate = Estimate(fmean(values), stderr) if values else None
     else:
         row = wanted if column.row else main_row([each.row for each in found])
         chosen = [each for each in found if each.row == row]
-        interval = t_interval([each.value for each in chosen])
-        estimate = Estimate(interval.value, interval.half) if chosen else None
-    return "" if estimate is None else format_with_stderr(estimate, chosen[0].percent)
+    return inference.format(t_interval([each.value for each in chosen]), chosen[0].percent) if chosen else ""

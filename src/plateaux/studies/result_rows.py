@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -10,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from plateaux.config.code import changed_code
+from plateaux.config.specs import user_code
 from plateaux.core.errors import PlateauxError, RunError
 from plateaux.core.ranges import Finite, StoredInt
 from plateaux.core.row_names import MEAN_OF_MEMBERS, RowName
@@ -20,6 +23,7 @@ from plateaux.evaluation.robustness import robustness
 from plateaux.storage.json_shapes import read_shape
 from plateaux.storage.local_store import LocalStore
 from plateaux.storage.run import Run
+from plateaux.studies.grid import condition_label
 from plateaux.studies.output_config import FiguresConfig, TableConfig
 from plateaux.studies.packed_results import FORMAT, UNPACKED_FORMAT, unpack
 from plateaux.training.cost import Cost, measured_cost
@@ -30,6 +34,7 @@ TRAINING = "training"  # split name of training costs
 ADVICE = "restore it, or delete it and run the study again"
 DELETE = "delete it and evaluate again"
 NO_CONDITION: Mapping[str, Any] = MappingProxyType({})
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class StoredMetric:
     group: str = "performance"
     percent: bool | None = None
     definition: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,8 @@ class StoredRun:
     metrics: tuple[StoredMetric, ...]
     costs: dict[str, CostRow]
     evaluation_hash: str | None = None
+    code: dict[str, str] = field(default_factory=dict)  # that trained it: hashes, by section of the recipe
+    warnings: dict[str, str] = field(default_factory=dict)  # by name
     folder: str = ""
     recipe: dict[str, Any] = field(default_factory=dict)
     log: dict[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)
@@ -98,6 +106,7 @@ class StoredTrial:
     run: str
     condition: dict[str, Any]
     repetition: StoredInt
+    code: dict[str, str] = field(default_factory=dict)  # of the last start of the study
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +144,7 @@ class ResultRow:
     mc_stderr: float | None
     higher_is_better: bool | None
     percent: bool
+    members: int = 0  # of a mean of members: how many
 
     def __post_init__(self) -> None:
         """Accept the row's name as a plain string."""
@@ -159,9 +169,13 @@ def results_from_study(path: str | Path) -> list[ResultRow]:
     rows: list[ResultRow] = []
     for trial in stored.conditions:
         entry = stored.runs.get(trial.run)
-        # Entries with another hash are results of an earlier version of the study.
-        if entry and stored.evaluation_hash in (None, entry.evaluation_hash):
-            rows += _result_rows(trial.run, trial.condition, trial.repetition, entry.metrics, entry.costs)
+        if entry is None:
+            continue
+        if stored.evaluation_hash not in (None, entry.evaluation_hash) or changed_code(entry.code, trial.code):
+            label = f"{condition_label(trial.condition)} #{trial.repetition}".strip()
+            logger.warning("%s is left out: it is of an earlier version of the study or of its code", label)
+            continue
+        rows += _result_rows(trial.run, trial.condition, trial.repetition, entry.metrics, entry.costs)
     return rows
 
 
@@ -196,7 +210,7 @@ def to_metric_result(tree: Any, file: object) -> MetricResult:
     rows = {RowName.parse(row): Estimate(value.number, value.stderr, value.mc_stderr) for row, value in values}
     facts = (stored.higher_is_better, stored.weights, stored.data, stored.hashes, stored.group)
     percent = _in_percent(stored.metric) if stored.percent is None else stored.percent
-    return MetricResult(stored.metric, stored.split, rows, *facts, percent, stored.definition)
+    return MetricResult(stored.metric, stored.split, rows, *facts, percent, stored.definition, stored.code)
 
 
 def cost_rows(run: Run, members: int | None = None) -> dict[str, dict[str, float]]:
@@ -220,9 +234,12 @@ def _result_rows(
     for stored in metrics:
         percent = _in_percent(stored.metric) if stored.percent is None else stored.percent
         where = (run, condition, repetition, stored.metric, stored.split)
-        for row, value in stored.rows.items():
+        names = [RowName.parse(row) for row in stored.rows]
+        members = sum(name.kind == "member" and not name.part for name in names)
+        for name, value in zip(names, stored.rows.values(), strict=True):
             estimate = (value.number, value.stderr, value.mc_stderr)
-            yield ResultRow(*where, RowName.parse(row), *estimate, stored.higher_is_better, percent)
+            count = members if name.base == MEAN_OF_MEMBERS else 0
+            yield ResultRow(*where, name, *estimate, stored.higher_is_better, percent, count)
     for row, cost in costs.items():
         for by in COSTS:
             where = (run, condition, repetition, by, TRAINING)
@@ -239,6 +256,9 @@ def _stored_results(run: Run) -> list[MetricResult]:
     for name in run.store.names("metrics"):
         result = to_metric_result(run.store.get_json(name), run.store.root / name)
         if any(current.get(member, hash_) != hash_ for member, hash_ in result.hashes.items()):
+            continue
+        if result.code and result.code != (user_code(result.metric, run.components.trust) or result.code):
+            logger.warning("%s on %s is left out: its code has changed; evaluate again", result.metric, result.split)
             continue
         key = result.metric, result.split
         if key not in best or _priority(result) > _priority(best[key]):

@@ -10,13 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from plateaux.config.builders.data import build_data
+from plateaux.config.code import changed_code, code_hashes
 from plateaux.config.components import NO_COMPONENTS, Components
 from plateaux.config.experiment import Experiment
 from plateaux.config.recipe import Recipe, fingerprint
+from plateaux.config.specs import user_code
 from plateaux.core.errors import DivergedError, RunError
 from plateaux.core.formatting import format_duration, json_safe
 from plateaux.core.progress import Message, Progress, log_messages
@@ -26,6 +29,7 @@ from plateaux.evaluation.metric_specs import get_metrics
 from plateaux.evaluation.ood import detect_ood, parse_ood_suites
 from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.robustness import robustness
+from plateaux.evaluation.run_warnings import run_warnings
 from plateaux.evaluation.splits import eval_split, eval_splits, ood_splits
 from plateaux.loss_landscape.probe import get_probes
 from plateaux.loss_landscape.run_probes import probe_landscape
@@ -34,6 +38,7 @@ from plateaux.storage.local_store import LocalStore
 from plateaux.storage.member_writer import drop_checkpoints
 from plateaux.storage.run import Run, environment
 from plateaux.storage.run_info import AutotuneInfo, DataInfo
+from plateaux.studies.declared_tables import check_columns
 from plateaux.studies.packed_results import encode_results
 from plateaux.studies.result_rows import RESULTS, cost_rows, read_results, to_stored
 from plateaux.studies.run_locks import locked, next_free
@@ -68,6 +73,12 @@ class StudyRunner:
         self.trials = plan_trials(study, components)
         self.runs = plan_runs(self.trials, components)
         self.wanted = {each.run for each in self.trials if fnmatch(str(each), filter_pattern)}
+        self.code = _code_by_run(self.trials, components)
+
+    @cached_property
+    def evaluation_hash(self) -> str:
+        """A hash of everything to measure, with the code of the user's metrics and probes."""
+        return _evaluation_hash(self.study, self.components.trust)
 
     def run(self) -> dict[str, Any]:
         """Train and evaluate the missing runs and return all results; the others continue if a run diverges."""
@@ -103,9 +114,7 @@ class StudyRunner:
         """Check all recipes, metrics, probes, and, with `data`, splits before anything is written."""
         for spec in self.runs:
             check(Experiment(self.training_recipe(spec), self.components))
-        wanted = (*self.study.evaluate.metrics, *self.study.evaluate.corruption_metrics)
-        get_metrics(wanted, trust=self.components.trust)
-        get_probes(self.study.landscape.probes, trust=self.components.trust)
+        check_columns(self.study.tables, _measured(self.study, self.components.trust))
         recipes = {fingerprint(spec.recipe.to_dict()["data"]): spec.recipe for spec in self.runs if data}
         for recipe in recipes.values():
             _check_splits(self.study, recipe, self.components)
@@ -122,9 +131,10 @@ class StudyRunner:
         return missing
 
     def is_done(self, trial: Trial, results: Mapping[str, Any]) -> bool:
-        """Return whether all results of a trial are stored."""
-        entry = results.get("runs", {}).get(trial.run)
-        return entry is not None and entry.get("evaluation_hash") == self.study.evaluation_hash()
+        """Return whether all results of a trial are stored, and come from the present code."""
+        entry = results.get("runs", {}).get(trial.run, {})
+        is_measured = entry.get("evaluation_hash") == self.evaluation_hash
+        return is_measured and not changed_code(entry.get("code", {}), self.code[trial.run])
 
     def _not_done(self, trials: Sequence[Trial]) -> list[Trial]:
         """Return the trials without results. Another process may work on the same study."""
@@ -134,9 +144,10 @@ class StudyRunner:
     def run_one(self, spec: RunSpec, todo: Sequence[Trial]) -> None:
         """Train the missing part of a run, and store the results of the trials that it serves."""
         root = self.root / "runs" / spec.folder
+        _check_code(root, todo[0], self.code[todo[0].run])
         recipe = self._autotuned(self.training_recipe(spec))
         self._reset_dropped_members(root)
-        self._train(recipe, root, self._parent(spec))
+        self._train(recipe, root, _parent(self.root, spec))
         for trial in todo:
             results = self._evaluate(root, trial.recipe.members)
             self.write({trial.run: self._entry(root, trial, results)})
@@ -157,11 +168,8 @@ class StudyRunner:
         """Add entries to results.json under a lock, so that entries of other processes are kept."""
         with self.store.lock("runs", timeout=LOCK_TIMEOUT_S):
             runs = {**self.results().get("runs", {}), **entries}
-            conditions = [
-                {"condition": dict(trial.condition), "repetition": trial.repetition, "run": trial.run}
-                for trial in self.trials
-            ]
-            study = {"study": self.study.model_dump(mode="json"), "evaluation_hash": self.study.evaluation_hash()}
+            conditions = [_condition(trial, self.code[trial.run]) for trial in self.trials]
+            study = {"study": self.study.model_dump(mode="json"), "evaluation_hash": self.evaluation_hash}
             self.store.put(RESULTS, encode_results({**study, "conditions": conditions, "runs": runs}))
 
     def _train(self, recipe: Recipe, root: Path, parent: Path | None) -> None:
@@ -194,14 +202,6 @@ class StudyRunner:
                 self.store.put_json(AUTOTUNE, known)
         tuned = AutotuneInfo.from_dict(known[name], self.root / AUTOTUNE)
         return recipe.replaced(train={"precision": tuned.precision, "memory_format": tuned.memory_format})
-
-    def _parent(self, spec: RunSpec) -> Path | None:
-        """Return the run to branch from, if it has reached its data partition and has its checkpoint."""
-        root = self.root / "runs" / str(spec.prefix)
-        if spec.prefix is None or not LocalStore(root).has("run.json"):
-            return None
-        other = Run.open(root)
-        return root if all(each.partition_checkpoint for each in other.all_progress()) else None
 
     def _reset_dropped_members(self, root: Path) -> None:
         """Delete members without weights, so that they are trained again for new metrics."""
@@ -262,11 +262,14 @@ class StudyRunner:
     def _entry(self, root: Path, trial: Trial, results: Sequence[MetricResult]) -> dict[str, Any]:
         run = Run.open(root, self.components)
         members = range(trial.recipe.members)
+        found = run_warnings(run, members)
         log = {f"member {n}": [json_safe(line) for line in run.log(n) if "train loss" in line] for n in members}
         return {
             "folder": f"runs/{trial.folder}",
             "members": trial.recipe.members,
-            "evaluation_hash": self.study.evaluation_hash(),
+            "evaluation_hash": self.evaluation_hash,
+            **({"code": dict(run.info.code)} if run.info.code else {}),
+            **({"warnings": found} if found else {}),
             "recipe": run.resolved_recipe().replaced(members=trial.recipe.members).to_dict(),
             "environment": environment(),
             "metrics": [to_stored(result) for result in results],
@@ -299,6 +302,53 @@ class StudyRunner:
     def cost(self, spec: RunSpec) -> float:
         experiment = Experiment(spec.recipe, self.components)
         return sum(count_passes(experiment, number) for number in range(spec.recipe.members))
+
+
+def _measured(study: Study, trust: tuple[str, ...]) -> list[str]:
+    """Return the names of all metrics and probes; unknown ones are errors."""
+    wanted = study.evaluate
+    metrics = get_metrics((*wanted.metrics, *wanted.corruption_metrics, *wanted.ood_metrics), trust=trust)
+    return sorted({*metrics, *get_probes(study.landscape.probes, trust=trust)})
+
+
+def _evaluation_hash(study: Study, trust: tuple[str, ...]) -> str:
+    return study.evaluation_hash({name: code for name in _measured(study, trust) if (code := user_code(name, trust))})
+
+
+def _condition(trial: Trial, code: Mapping[str, str]) -> dict[str, Any]:
+    condition = {"condition": dict(trial.condition), "repetition": trial.repetition, "run": trial.run}
+    return {**condition, "code": dict(code)} if code else condition
+
+
+def _check_code(root: Path, trial: Trial, code: Mapping[str, str]) -> None:
+    """Raise RunError if a run was trained with other code."""
+    stored = Run.open(root).info.code if LocalStore(root).has("run.json") else {}
+    if changed := changed_code(stored, code):
+        raise RunError(
+            f"The code of the {' and the '.join(changed)} of {trial} has changed since its training. Restore it, "
+            f"delete {root} to train it again, or choose another --out"
+        )
+
+
+def _parent(root: Path, spec: RunSpec) -> Path | None:
+    """Return the run to branch from, if it has reached its data partition and has its checkpoint."""
+    root = root / "runs" / str(spec.prefix)
+    if spec.prefix is None or not LocalStore(root).has("run.json"):
+        return None
+    return root if all(each.partition_checkpoint for each in Run.open(root).all_progress()) else None
+
+
+def _code_by_run(trials: Sequence[Trial], components: Components) -> dict[str, dict[str, str]]:
+    """Return the hashes of the user's code for every run; hashing takes milliseconds, so once per set of plug-ins."""
+    known: dict[Any, dict[str, str]] = {}
+    for recipe in (trial.recipe for trial in trials):
+        if (key := _plugins(recipe)) not in known:
+            known[key] = code_hashes(recipe, components)
+    return {trial.run: known[_plugins(trial.recipe)] for trial in trials}
+
+
+def _plugins(recipe: Recipe) -> tuple[Any, ...]:
+    return recipe.model.name, recipe.method.name, recipe.data.name, recipe.train.select, recipe.members
 
 
 def _check_splits(study: Study, recipe: Recipe, components: Components) -> None:

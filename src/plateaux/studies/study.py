@@ -114,13 +114,16 @@ class Study(ConfigSection):
                 raise RecipeError(f"{condition_label(condition) or 'base'}: {problem}") from None
         return conditions
 
-    def evaluation_hash(self) -> str:
-        """Return a hash of everything to measure; stored results with the same hash are complete."""
+    def evaluation_hash(self, code: Mapping[str, str] | None = None) -> str:
+        """Return a hash of everything to measure; stored results with the same hash are complete.
+
+        `code` has the hashes of the user's metrics and probes.
+        """
         evaluate, landscape = self.evaluate.model_dump(), self.landscape.model_dump()
         for tree, name in ((landscape, "augment"), (evaluate, "ood_metrics"), (evaluate, "soup")):
             if not tree[name]:  # keep the hash of studies without it
                 del tree[name]
-        return fingerprint({"evaluate": evaluate, "landscape": landscape})
+        return fingerprint({"evaluate": evaluate, "landscape": landscape, **({"code": dict(code)} if code else {})})
 
 
 def _read(file: Path, depth: int = 0) -> dict[str, Any]:

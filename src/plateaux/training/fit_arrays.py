@@ -1,11 +1,13 @@
 """Train an ensemble on arrays in one call: write the recipe, store the data, and train.
 
-run = fit(x, y, model="mlp", out="runs/wine")
+run = fit(x, y, model="mlp")
 """
 
 from __future__ import annotations
 
+import logging
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,12 @@ from plateaux.training.from_arrays import from_arrays
 from plateaux.training.train import train
 
 VALIDATION_SPLIT = 0.1
-OPTIMIZER = {"name": "AdamW", "lr": 1e-3, "weight_decay": 0.01}
 NOT_STORED = "data_in_python"
 SMALL = 10_000  # below this number of training samples, a batch has 32 samples instead of 128
 NAMED = ("data", "model", "method")
 ARGUMENTS = ("members", "seed")
 TEST = 0.2  # the fraction of the samples that is held out by default
+logger = logging.getLogger(__name__)
 
 
 def fit(
@@ -38,34 +40,35 @@ def fit(
     y: Any = None,
     *,
     model: str | Model,
-    out: str | Path,
+    out: str | Path | None = None,
     members: int = 5,
     method: str = "sam",
     test: Any = TEST,
     classes: int | None = None,
-    epochs: int = 20,
+    epochs: int | None = None,
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     progress: Progress = log_messages,
 ) -> Run:
     """Train an ensemble on arrays, tensors, pandas, or a data set; the same call resumes a run that was interrupted.
 
-    It writes a recipe and calls `plateaux.train`: AdamW with learning rate 1e-3 and weight decay 0.01, a cosine
-    schedule over all epochs, batches of 32 (128 from 10,000 training samples on), and a tenth of the training samples
-    for validation. The run folder then contains the recipe and the data, so `plateaux train RUN`, `evaluate`,
-    `calibrate`, `predict`, and `export` continue from it.
+    It writes a recipe and calls `plateaux.train`, with the optimizer, schedule, and epochs of a recipe that names none,
+    batches of 32 (128 from 10,000 training samples on), and a tenth of the training samples for validation. The run
+    folder then contains the recipe and the data, so `plateaux train RUN`, `evaluate`, `calibrate`, `predict`, and
+    `export` continue from it.
 
     Args:
         x: The inputs `[N, ...]`, a DataFrame, a data set with labels, or the result of `plateaux.from_arrays`.
         y: The labels `[N]`: class numbers or text. None: `x` is a data set with labels.
         model: The name of a model, or a function or class that builds an `nn.Module`; it receives `shape` and
             `classes` if it has these parameters.
-        out: The run folder, or its URL.
+        out: The run folder, or its URL. None: a new temporary folder, which is named at the end.
         members: The number of members.
         method: The name of the training method.
         test: The fraction of the samples to hold out as a test set, or the test set itself: `(x, y)` or a data set.
+            None or 0: all samples are for training, also those for validation.
         classes: The number of classes; by default those in the labels. Needed for a torch `Dataset` without `classes`.
-        epochs: The number of epochs.
+        epochs: The number of epochs; by default 30.
         seed: The seed of the members and of the validation samples. The test samples do not depend on it.
         settings: Other values of the recipe by section, as in `{"optimizer": {"lr": 0.01}, "method": {"rho": 0.1}}`.
         progress: Called with progress events.
@@ -90,7 +93,11 @@ def fit(
     )
     trust = (*trust, *(tracker.partition(":")[0] for tracker in recipe.run.trackers))  # the caller named them
     function = None if name or isinstance(model, str) else model
-    return train(recipe, out, data=data, model=function, trust=trust, progress=progress)
+    folder = tempfile.mkdtemp(prefix="plateaux-") if out is None else out
+    run = train(recipe, folder, data=data, model=function, trust=trust, progress=progress)
+    if out is None:
+        logger.warning("The run is %s, in a temporary folder: move it, or pass out=, to keep it", folder)
+    return run
 
 
 def build_recipe(
@@ -99,7 +106,7 @@ def build_recipe(
     *,
     members: int,
     method: str,
-    epochs: int,
+    epochs: int | None = None,
     seed: int,
     settings: Mapping[str, Any],
 ) -> Recipe:
@@ -113,20 +120,17 @@ def build_recipe(
         "data": {
             **stored,
             "batch_size": 32 if len(data.train) < SMALL else 128,
-            "validation_split": VALIDATION_SPLIT,
+            "validation_split": VALIDATION_SPLIT if len(data.test) else 0.0,
         },
         "model": {"name": model},
         "method": {"name": method},
-        "optimizer": dict(OPTIMIZER),
-        "lr_scheduler": [{"name": "cosine"}],
-        "train": {"epochs": epochs},
+        "train": {} if epochs is None else {"epochs": epochs},
     }
     for name, value in settings.items():
         if name in ARGUMENTS or (isinstance(value, Mapping) and name in NAMED and "name" in value):
             argument = "model, method, or x and y" if name in NAMED else name
             raise RecipeError(f"settings has {name!r}: use the argument of fit instead ({argument}).")
-        is_other_optimizer = name == "optimizer" and isinstance(value, Mapping) and "name" in value
-        old = {} if is_other_optimizer else tree.get(name, {})
+        old = tree.get(name, {})
         tree[name] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value
     return Recipe.from_dict(tree)
 

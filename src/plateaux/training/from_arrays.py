@@ -61,6 +61,7 @@ def from_arrays(
             a `DatasetDict` is the test set.
         y: The labels `[N]`: class numbers or text. None: `x` is a data set with labels.
         test: The fraction of the samples to hold out as a test set, or the test set itself: `(x, y)` or a data set.
+            None or 0: no test set.
         classes: The number of classes; by default those in the labels. Needed for a torch `Dataset` without `classes`.
         inputs: The input columns of a Hugging Face data set.
         label: The label column of a Hugging Face data set.
@@ -95,7 +96,7 @@ def from_arrays(
     else:
         names, columns = (), column_names(x)
     train = convert_table_or_arrays(x, "x"), _read_labels(y, "y")
-    tests = None if isinstance(test, int | float) else _read_test(test, x, inputs, label, names)
+    tests = None if test is None or isinstance(test, int | float) else _read_test(test, x, inputs, label, names)
     data = _build(train, tests, test, classes=classes, names=names, seed=seed)
     data = replace(data, preprocessing=Preprocessing(columns=columns))
     if standardize:
@@ -168,7 +169,7 @@ def _from_dataset(dataset: Any, test: Any, classes: int | None, seed: int) -> Da
     if classes is None and not labels:
         raise DataError(f"The number of classes of {name} is not known: give it, as in classes=10.")
     train: Any = dataset
-    if isinstance(test, int | float):
+    if test is None or isinstance(test, int | float):
         train_ids, test_ids = _split(len(dataset), test, seed)
         train, test = Subset(dataset, train_ids.tolist()), Subset(dataset, test_ids.tolist())
     first = train[0]
@@ -221,10 +222,14 @@ def _tensors(dataset: TensorDataset) -> tuple[Tensor, Tensor]:
     return dataset.tensors[0], dataset.tensors[1]
 
 
-def _split(count: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+def _split(count: int, fraction: float | None, seed: int) -> tuple[Tensor, Tensor]:
     """Return the ids of the training and of the test samples, both in increasing order."""
+    if fraction is None or (fraction == 0 and fraction is not False):
+        return torch.arange(count), torch.arange(0)
     if isinstance(fraction, bool) or not 0 < fraction < 1:
-        raise DataError(f"test = {fraction}: give a fraction between 0 and 1, such as 0.2, or the test set itself.")
+        raise DataError(
+            f"test = {fraction}: give a fraction between 0 and 1, such as 0.2, the test set itself, or None for none."
+        )
     size = max(1, round(count * fraction))
     if count < MIN_SAMPLES or size >= count:
         raise DataError(f"{count} samples cannot be split into training and test samples: give more samples, or test=.")

@@ -5,7 +5,6 @@ An error says what was found, what is expected, and the usual cause; nothing has
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -29,6 +28,7 @@ from plateaux.core.types import Batch, Inputs, derive_seed
 from plateaux.data.data_check import check_data
 from plateaux.data.loader import MemberLoader
 from plateaux.data.sources import DataSplits
+from plateaux.data.warning_table import limit, log_warnings, warning
 from plateaux.integrations.huggingface_models import model_configs
 from plateaux.models.identity import describe_layers, is_built_in
 from plateaux.storage.run_info import DataInfo, RunInfo
@@ -37,14 +37,12 @@ MAX_ARCHITECTURES = 8  # of the members of an ensemble that are checked
 Result = TypeVar("Result")
 
 
-def check_data_and_model(
-    recipe: Recipe, data: DataSplits, components: Components, device: torch.device, *, stacklevel: int = 2
-) -> RunInfo:
+def check_data_and_model(recipe: Recipe, data: DataSplits, components: Components, device: torch.device) -> RunInfo:
     """Check samples and networks before anything is written, and return what was found, to be stored in the run."""
     checked = check_data(data)
-    for message in checked.warnings:
-        warnings.warn(message, stacklevel=stacklevel)
-    networks = check_model(recipe, data, components, device=device, nonfinite=checked.nonfinite)
+    found = dict(checked.warnings)
+    networks = check_model(recipe, data, components, device=device, nonfinite=checked.nonfinite, warnings=found)
+    log_warnings(found, recipe.run.silence)
     factory = components.model or registry.model.get(
         member_value("model.name", recipe.model.name, 0, recipe.members), allow=components.trust
     )
@@ -59,6 +57,7 @@ def check_data_and_model(
         layers=None if is_built_in(factory) else describe_layers(networks),
         model_configs=configs,
         code=code_hashes(recipe, components, networks),
+        warnings=found,
     )
 
 
@@ -69,10 +68,12 @@ def check_model(
     *,
     device: torch.device | None = None,
     nonfinite: Tensor | None = None,
+    warnings: dict[str, str] | None = None,
 ) -> list[nn.Module]:
     """Raise an error if a network of the recipe cannot be trained on the data; return one network per architecture.
 
     `nonfinite` are ids of training samples with NaN or infinity: an error if the outputs are not finite either.
+    `warnings` receives what may be wrong.
     """
     device = device or torch.device("cpu")
     recipe = recipe.replaced(train=_without_auto(recipe))
@@ -81,7 +82,9 @@ def check_model(
         with fork_rng(derive_seed("check", number), device):
             module = _attempt(lambda n=number: build_members(recipe, data, [n], components)[0], _cannot_build)  # type: ignore[misc]
             module.to(device).train()
-            _check_network(recipe, data, number, components, module, nonfinite)
+            outputs = _check_network(recipe, data, number, components, module, nonfinite)
+        if warnings is not None and components.loss is None and _are_probabilities(outputs):
+            warnings |= warning("probabilities", model=type(module).__name__)
         checked.append(module)
     return checked
 
@@ -111,7 +114,8 @@ def _check_network(
     components: Components,
     module: nn.Module,
     nonfinite: Tensor | None,
-) -> None:
+) -> Tensor:
+    """Check one network, and return its outputs for two samples."""
     params = [param for param in module.parameters() if param.requires_grad]
     if not params:
         raise RecipeError(
@@ -146,6 +150,12 @@ def _check_network(
     _check_single_samples(recipe, loader, member, batch)
     if nonfinite is not None:
         _check_nonfinite(loader, member, nonfinite, data)
+    return outputs.detach()
+
+
+def _are_probabilities(outputs: Tensor) -> bool:
+    sums = outputs.double().sum(1)
+    return bool((outputs >= 0).all() and ((sums - 1).abs() < limit("probabilities")).all())
 
 
 def _check_buffers(before: Mapping[str, Tensor], module: nn.Module) -> None:

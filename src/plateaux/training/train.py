@@ -39,6 +39,7 @@ from plateaux.storage.stored_data import read_stored_data, store_data
 from plateaux.training import branching
 from plateaux.training.autotune import autotune
 from plateaux.training.callbacks import Callback, CallbackFailure, CallbackList, check_callbacks
+from plateaux.training.class_weights import balance_classes
 from plateaux.training.job_runner import JobRunner
 from plateaux.training.model_check import check_data_and_model
 from plateaux.training.partition import scoring_batch
@@ -108,6 +109,7 @@ def train_experiment(
         experiment = Experiment(recipe, replace(components, data=stored))
     check_callbacks(callbacks)
     is_joint = check(experiment)
+    experiment = balance_classes(experiment)
     executor = experiment.executor()
     if is_joint and all_reduce_max(executor, int(not executor.local_members(recipe.members))):
         raise RecipeError(
@@ -201,7 +203,7 @@ def _open(
         )
     if is_rank_zero():
         data = experiment.training_data
-        info = check_data_and_model(recipe, data, components, get_device(executor.device), stacklevel=5)
+        info = check_data_and_model(recipe, data, components, get_device(executor.device))
         run = Run.begin(out, experiment, info, accept_changes=accept_changes)
         if components.data is not None and components.data.keep_in_run:
             store_data(run, components.data)

@@ -206,7 +206,7 @@ def test_the_scale_doubles_after_enough_steps_without_overflow() -> None:
 @pytest.mark.slow
 def test_fp16_from_a_recipe_ends_near_fp32(tmp_path: Path) -> None:
     # The first steps may overflow and be skipped, so the runs are compared at their end.
-    long = {"optimizer": {"lr": 0.2}, "train": {"epochs": 20}, "run": {"log_every": 1}}
+    long = {"optimizer": {"name": "SGD", "lr": 0.2}, "train": {"epochs": 20}, "run": {"log_every": 1}}
     full = train(recipe("sam", **long), tmp_path / "fp32", **GIVEN.keywords())
     half = train(recipe("sam", precision="fp16", **long), tmp_path / "fp16", **GIVEN.keywords())
     for number in range(3):

@@ -34,6 +34,7 @@ class Interval:
     count: int  # of repetitions, samples, members, or points
     over: str  # repetitions, test samples, members, points
     level: float = LEVEL
+    stderr: float = NAN
 
     @property
     def half(self) -> float:
@@ -70,6 +71,21 @@ def paired_t_interval(numbers: ArrayLike, baseline: ArrayLike, *, level: float =
             f"Cannot pair {ours.size} numbers with {theirs.size}. Give both for the same repetitions, in one order."
         )
     return _t_interval(_finite(ours - theirs), "paired repetitions", level)
+
+
+def p_value(interval: Interval) -> float:
+    """Return the two-sided p-value of zero from a Student-t interval over repetitions; 1 if there is no interval.
+
+    >>> round(p_value(t_interval([1.0, 3.0])), 3)
+    0.295
+    """
+    if math.isnan(interval.stderr):
+        return 1.0
+    if interval.stderr == 0:
+        return float(interval.value == 0)
+    freedom = interval.count - 1
+    angle = math.atan(abs(interval.value / interval.stderr) / math.sqrt(freedom))
+    return 1 - _probability_within(angle, freedom)
 
 
 def slope(x: ArrayLike, y: ArrayLike, *, level: float = LEVEL) -> Interval:
@@ -175,7 +191,7 @@ def _around(
     number: float, error: float, freedom: int, count: int, over: str, level: float, simultaneous: int = 1
 ) -> Interval:
     half = t_quantile(1 - (1 - level) / 2 / simultaneous, freedom) * error
-    return Interval(number, number - half, number + half, count, over, level)
+    return Interval(number, number - half, number + half, count, over, level, error)
 
 
 def _finite(numbers: ArrayLike) -> Floats:

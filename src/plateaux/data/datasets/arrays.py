@@ -91,7 +91,7 @@ def _with_options(
 
 def _read_stored(file: Path) -> DataSplits:
     if not file.is_file():
-        raise missing_data_error("The arrays", expected=file.name, folder=file.parent, url="your run folder")
+        raise missing_data_error("The arrays", expected=file.name, folder=file.parent)
     try:
         with safe_open(file, framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
@@ -105,9 +105,7 @@ def _load_arrays(file: Path, *, also_here: bool) -> Mapping[str, np.ndarray[Any,
         paths = {p.stem: p for p in sorted(file.glob("*.npy")) if p.stem in ARRAYS}
         return {name: try_read(p, lambda p: np.load(p, allow_pickle=False)) for name, p in paths.items()}
     if not file.is_file():
-        raise missing_data_error(
-            "The arrays", expected=file.name, folder=file.parent, url="your own files", also_here=also_here
-        )
+        raise missing_data_error("The arrays", expected=file.name, folder=file.parent, also_here=also_here)
     contents: dict[str, np.ndarray[Any, Any]] = try_read(file, lambda path: read_npz(path, ARRAYS))
     return contents
 

@@ -42,7 +42,6 @@ def image_folder(
             "The image folder",
             expected="train and test (or val)",
             folder=folder,
-            url="your own images",
             also_here=root is None and path != ".",
         )
     classes = sorted(entry.name for entry in (folder / "train").iterdir() if entry.is_dir())

@@ -9,10 +9,11 @@ from typing import Any
 
 from plateaux.core.formatting import format_number, format_percentage_points, format_range, pluralize
 from plateaux.core.row_names import MEAN_PROBABILITY
-from plateaux.core.types import Estimate
+from plateaux.core.stats.comparisons import DEFAULT, Inference
+from plateaux.core.stats.intervals import t_interval
 from plateaux.loss_landscape.plot_style import COLORS, INK
 from plateaux.reports import style
-from plateaux.reports.query import CORRUPTED, default_split, is_member, mean_over_repetitions, result_label
+from plateaux.reports.query import CORRUPTED, default_split, find_best, is_member, mean_over_repetitions, result_label
 from plateaux.reports.style import ReportFigure
 from plateaux.studies.comparison import SUMMED
 from plateaux.studies.result_rows import ResultRow
@@ -27,20 +28,24 @@ class Bar:
 
     members: Sequence[float]
     mean: float
-    ensemble: Estimate
+    ensemble: float
+    error: float
+    repetitions: Sequence[ResultRow]  # of the ensemble
 
     @property
     def gain(self) -> float:
-        return self.ensemble.value - self.mean
+        return self.ensemble - self.mean
 
 
-def accuracy_bars(results: Sequence[ResultRow], *, split: str | None = None) -> ReportFigure | None:
+def accuracy_bars(
+    results: Sequence[ResultRow], *, split: str | None = None, inference: Inference = DEFAULT
+) -> ReportFigure | None:
     """Draw the mean accuracy of members as bars, with the gain of the ensemble on top and members as dots.
 
     The split "corrupted" means the mean over all corruptions and severities.
     """
     split = split or default_split(results)
-    bars = {name: bar for name, bar in _bars(results, split).items() if math.isfinite(bar.mean)}
+    bars = {name: bar for name, bar in _bars(results, split, inference).items() if math.isfinite(bar.mean)}
     if not bars:
         return None
     names = sorted(bars, key=lambda name: -_height(bars[name]))[:MAX_BARS] if len(bars) > MAX_BARS else list(bars)
@@ -58,11 +63,11 @@ def accuracy_bars(results: Sequence[ResultRow], *, split: str | None = None) -> 
         axes.grid(False, axis="y")
         axes.set_xlabel(f"accuracy on {split} samples, %")
         style.legend(figure, axes)
-        caption = _caption(bars, split) + _omission_note(len(bars)) + f" The axis starts at {start:g} %."
+        caption = _caption(bars, split, inference) + _omission_note(len(bars)) + f" The axis starts at {start:g} %."
         return style.finalize("accuracy_bars", "Accuracy of members and gain of the ensemble", caption, figure)
 
 
-def _bars(results: Sequence[ResultRow], split: str) -> dict[str, Bar]:
+def _bars(results: Sequence[ResultRow], split: str, inference: Inference) -> dict[str, Bar]:
     members: dict[str, list[float]] = {}
     ensembles: dict[str, list[ResultRow]] = {}
     metric, part = (CORRUPTED, SUMMED) if split == "corrupted" else ("accuracy", "")
@@ -72,17 +77,17 @@ def _bars(results: Sequence[ResultRow], split: str) -> dict[str, Bar]:
                 members.setdefault(result_label(result), []).append(result.value)
             elif result.row.base == MEAN_PROBABILITY:
                 ensembles.setdefault(result_label(result), []).append(result)
-    missing = Estimate(math.nan)
-    return {
-        name: Bar(
-            values, sum(values) / len(values), mean_over_repetitions(ensembles[name]) if name in ensembles else missing
-        )
-        for name, values in members.items()
-    }
+    bars = {}
+    for name, values in members.items():
+        mean = mean_over_repetitions(ensembles[name]) if name in ensembles else t_interval([])
+        error = inference.error(mean)
+        known = error if math.isfinite(error) else 0.0
+        bars[name] = Bar(values, sum(values) / len(values), mean.value, known, ensembles.get(name, ()))
+    return bars
 
 
 def _height(bar: Bar) -> float:
-    return bar.ensemble.value if math.isfinite(bar.ensemble.value) else bar.mean
+    return bar.ensemble if math.isfinite(bar.ensemble) else bar.mean
 
 
 def _draw(axes: Any, bar: Bar, position: int) -> None:
@@ -92,9 +97,8 @@ def _draw(axes: Any, bar: Bar, position: int) -> None:
         color = COLORS[1] if bar.gain >= 0 else COLORS[3]
         name = "gain of the ensemble" if first else None
         axes.barh(position, 100 * bar.gain, left=100 * bar.mean, height=0.6, color=color, label=name)
-        if bar.ensemble.stderr and math.isfinite(bar.ensemble.stderr):
-            end, error = 100 * bar.ensemble.value, 100 * bar.ensemble.stderr
-            axes.errorbar(end, position, xerr=error, color=INK, elinewidth=0.9, capsize=2)
+        if bar.error:
+            axes.errorbar(100 * bar.ensemble, position, xerr=100 * bar.error, color=INK, elinewidth=0.9, capsize=2)
         text = format_percentage_points(bar.gain).removesuffix(" points")
         axes.annotate(text, (_axis_end(bar), position), (4, 0), textcoords="offset points", va="center", fontsize=8)
     dots = [100 * value for value in bar.members[:MAX_DOTS]]
@@ -105,40 +109,41 @@ def _draw(axes: Any, bar: Bar, position: int) -> None:
 
 def _axis_end(bar: Bar) -> float:
     """Return the right end of everything drawn for a bar."""
-    error = bar.ensemble.stderr if bar.ensemble.stderr and math.isfinite(bar.ensemble.stderr) else 0.0
-    return 100 * max(bar.mean, *bar.members, _height(bar) + error)
+    return 100 * max(bar.mean, *bar.members, _height(bar) + bar.error)
 
 
 def _axis_start(bars: Sequence[Bar]) -> float:
     """Return the start of the axis: a round number below all values, so that gains are visible."""
-    values = [value for bar in bars for value in (*bar.members, bar.ensemble.value) if math.isfinite(value)]
+    values = [value for bar in bars for value in (*bar.members, bar.ensemble) if math.isfinite(value)]
     low, high = 100 * min(values), 100 * max(values)
     return max(0.0, 5.0 * math.floor((low - 0.3 * (high - low)) / 5.0))
 
 
-def _caption(bars: Mapping[str, Bar], split: str) -> str:
+def _caption(bars: Mapping[str, Bar], split: str, inference: Inference) -> str:
     if len(bars) == 1:
         bar = next(iter(bars.values()))
         members = f"{pluralize(len(bar.members), 'member')} ({format_range(bar.members, percent=True)})"
         if math.isnan(bar.gain):
             return f"Accuracy on {split} samples: {members}, {format_number(bar.mean, percent=True)} on average."
         return (
-            f"The accuracy of the ensemble on {split} samples is {format_number(bar.ensemble.value, percent=True)}, "
+            f"The accuracy of the ensemble on {split} samples is {format_number(bar.ensemble, percent=True)}, "
             f"{format_percentage_points(bar.gain)} from the mean of its {members}."
         )
     gains = {name: bar for name, bar in bars.items() if math.isfinite(bar.gain)}
     if not gains:
         means = format_range([bar.mean for bar in bars.values()], percent=True)
         return f"The mean accuracy of members on {split} samples is {means}."
-    best = max(gains, key=lambda name: gains[name].ensemble.value)
+    best = find_best({name: bar.repetitions for name, bar in gains.items()}, higher_is_better=True, inference=inference)
     low, high = (pick(bar.gain for bar in gains.values()) for pick in (min, max))
+    last = "no condition is distinguished as the best"
+    if best is not None:
+        last = f"the best on {split} samples is {best} with {format_number(gains[best].ensemble, percent=True)}"
     return (
         f"In {pluralize(len(gains), 'condition')} the ensemble gains "
         f"{format_percentage_points(low).removesuffix(' points')} to "
-        f"{format_percentage_points(high)} over the mean of its members; the best on {split} samples is {best} with "
-        f"{format_number(gains[best].ensemble.value, percent=True)}."
+        f"{format_percentage_points(high)} over the mean of its members; {last}."
     )
 
 
 def _omission_note(count: int) -> str:
-    return f" Only the {MAX_BARS} best are shown." if count > MAX_BARS else ""
+    return f" Only the {MAX_BARS} highest are shown." if count > MAX_BARS else ""

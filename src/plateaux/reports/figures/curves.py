@@ -7,15 +7,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from plateaux.core.formatting import format_number, format_range
 from plateaux.core.row_names import MEAN_OF_MEMBERS
-from plateaux.core.types import Estimate
+from plateaux.core.stats.comparisons import DEFAULT, Inference
+from plateaux.core.stats.intervals import Interval
 from plateaux.reports import style
 from plateaux.reports.query import (
     CORRUPTED,
     ROWS,
     base_name,
     default_split,
+    find_best,
     headline_row,
     is_number,
     label_without,
@@ -31,7 +35,11 @@ Curve = Mapping[float, Sequence[ResultRow]]  # repetitions by x value
 
 
 def over_size(
-    results: Sequence[ResultRow], *, metric: str = "accuracy", split: str | None = None
+    results: Sequence[ResultRow],
+    *,
+    metric: str = "accuracy",
+    split: str | None = None,
+    inference: Inference = DEFAULT,
 ) -> ReportFigure | None:
     """Draw a metric against the size of the ensemble."""
     split = split or default_split(results, f"{metric} by size")
@@ -51,12 +59,11 @@ def over_size(
         f"{format_range(last, percent)} with {max(sizes):.0f} members; means over ensembles of each size."
     )
     names = ("members", f"{metric} on {split} samples")
-    return _draw(
-        f"over_size_{base_name(metric)}", f"{metric} by ensemble size", caption, curves, names, integer_ticks=True
-    )
+    titles = (f"over_size_{base_name(metric)}", f"{metric} by ensemble size")
+    return _draw(*titles, caption, curves, names, inference, integer_ticks=True)
 
 
-def severity(results: Sequence[ResultRow]) -> ReportFigure | None:
+def severity(results: Sequence[ResultRow], *, inference: Inference = DEFAULT) -> ReportFigure | None:
     """Draw accuracy against the severity of corruptions; severity 0 is clean samples."""
     rows = [MEAN_OF_MEMBERS, *MAIN] if len({result_label(result) for result in results}) == 1 else list(MAIN)
     available = {result.row.base for result in results if result.metric == CORRUPTED}
@@ -76,18 +83,19 @@ def severity(results: Sequence[ResultRow]) -> ReportFigure | None:
     mildest = min(level for curve in curves.values() for level in curve)
     ends = {name: _at(curve, worst).value for name, curve in curves.items() if worst in curve}
     starts = [_at(curve, mildest).value for curve in curves.values() if mildest in curve]
-    best = max(ends, key=lambda name: -math.inf if math.isnan(ends[name]) else ends[name])
+    last = {name: curve[worst] for name, curve in curves.items() if worst in curve}
+    best = find_best(last, higher_is_better=True, inference=inference)
     caption = (
         f"Accuracy falls from {format_range(starts, True)} at severity {mildest:.0f}{' (clean)' * (mildest == 0)} to "
         f"{format_range(list(ends.values()), True)} at severity {worst:.0f}, mean over the corruptions"
-        + (f"; best: {best}." if len(ends) > 1 else ".")
+        + (f"; best: {best or 'not distinguished'}." if len(ends) > 1 else ".")
     )
     if len(curves) > style.MAX_COLORED:  # the curve that the caption names must have a color
         known = {name: end for name, end in ends.items() if not math.isnan(end)}
         curves = dict(sorted(curves.items(), key=lambda item: -known.get(item[0], -math.inf)))
-        caption += f" The {style.MAX_COLORED} best at this severity are colored."
+        caption += f" The {style.MAX_COLORED} highest at this severity are colored."
     names = ("severity of corruption", "accuracy, mean over corruptions")
-    return _draw("severity", "Accuracy under corruption", caption, curves, names, integer_ticks=True)
+    return _draw("severity", "Accuracy under corruption", caption, curves, names, inference, integer_ticks=True)
 
 
 def against(
@@ -97,6 +105,7 @@ def against(
     factor: str | None = None,
     split: str | None = None,
     row: str | None = None,
+    inference: Inference = DEFAULT,
 ) -> ReportFigure | None:
     """Draw a metric against a numeric factor of a study, such as lambda or rho."""
     factor = factor or swept_factor(results)
@@ -116,12 +125,13 @@ def against(
     low, high = (pick(values_at, key=lambda key: values_at[key]) for pick in (min, max))
     percent = _percent(curves)
     caption = (
-        f"{metric} ({row}, {split} samples) against {factor}: lowest {format_number(values_at[low], percent)} at "
-        f"{factor}={low[1]:g} ({low[0]}), highest {format_number(values_at[high], percent)} at {factor}={high[1]:g} "
+        f"{metric} ({row}, {split} samples) against {factor}: from {format_number(values_at[low], percent)} at "
+        f"{factor}={low[1]:g} ({low[0]}) to {format_number(values_at[high], percent)} at {factor}={high[1]:g} "
         f"({high[0]})."
     )
     title = f"{base_name(metric)} against {factor}"
-    return _draw(f"against_{base_name(metric)}", title, caption, curves, (factor, f"{base_name(metric)} on {split}"))
+    names = (factor, f"{base_name(metric)} on {split}")
+    return _draw(f"against_{base_name(metric)}", title, caption, curves, names, inference)
 
 
 def _severity(result: ResultRow, row: str) -> float | None:
@@ -143,7 +153,7 @@ def _finite(points: Mapping[str, Curve]) -> dict[str, Curve]:
     return {name: curve for name, curve in finite.items() if curve}
 
 
-def _at(curve: Curve, at: float) -> Estimate:
+def _at(curve: Curve, at: float) -> Interval:
     return mean_over_repetitions(curve[at])
 
 
@@ -157,6 +167,7 @@ def _draw(
     caption: str,
     curves: Mapping[str, Curve],
     labels: tuple[str, str],
+    inference: Inference,
     *,
     integer_ticks: bool = False,
 ) -> ReportFigure:
@@ -164,7 +175,8 @@ def _draw(
     with style.figure_style():
         figure, axes = style.new_figure(3.2)
         for position, curve in enumerate(curves.values()):
-            _line(axes, curve, position, style.legend_label(position, list(curves)), 100.0 if percent else 1.0)
+            label = style.legend_label(position, list(curves))
+            _line(axes, curve, position, label, 100.0 if percent else 1.0, inference)
         if integer_ticks:
             axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel(style.wrap_label(labels[0], 60))
@@ -174,13 +186,13 @@ def _draw(
         return style.finalize(name, title, caption, figure)
 
 
-def _line(axes: Any, curve: Curve, position: int, name: str | None, scale: float) -> None:
+def _line(axes: Any, curve: Curve, position: int, name: str | None, scale: float, inference: Inference) -> None:
     values = [_at(curve, at) for at in curve]
     heights = [scale * value.value for value in values]
     if position >= style.MAX_COLORED:
         axes.plot(list(curve), heights, label=name, **style.line_style(position))
         return
-    errors = [scale * (value.stderr or 0.0) for value in values]
+    errors = [scale * np.nan_to_num(inference.error(value)) for value in values]
     axes.errorbar(
         list(curve), heights, yerr=errors, label=name, elinewidth=0.8, capsize=2, **style.line_style(position)
     )

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from plateaux.core.formatting import format_number, pluralize
-from plateaux.core.stats.intervals import slope
+from plateaux.core.stats.comparisons import DEFAULT, Inference
+from plateaux.core.stats.intervals import Interval, slope
 from plateaux.reports import style
 from plateaux.reports.query import (
     DIVERSITY,
@@ -20,6 +21,7 @@ from plateaux.reports.query import (
     first_measured,
     headline_row,
     label_without,
+    mean_over_repetitions,
     swept_factor,
 )
 from plateaux.reports.style import ReportFigure
@@ -35,6 +37,7 @@ def sharpness_diversity(
     sharpness: str | None = None,
     diversity: str | None = None,
     split: str | None = None,
+    inference: Inference = DEFAULT,
 ) -> ReportFigure | None:
     """Draw the diversity of every run against the sharpness of its members, with fits."""
     x_metric = first_measured(results, (sharpness,) if sharpness else SHARPNESS)
@@ -50,6 +53,7 @@ def sharpness_diversity(
     families: dict[str, list[Point]] = {}
     for point in points:
         families.setdefault(label_without(point[0], factor), []).append(point)
+    fits = {name: fit for name, several in families.items() if (fit := _fit(several, factor)) is not None}
     with style.figure_style():
         figure, axes = style.new_figure(3.6)
         for position, points_of_family in enumerate(families.values()):
@@ -58,18 +62,19 @@ def sharpness_diversity(
                 points_of_family,
                 position,
                 style.legend_label(position, list(families)),
-                bars=len(points) <= MAX_ERROR_BARS,
+                inference if len(points) <= MAX_ERROR_BARS else None,
             )
-            _fit(axes, points_of_family, position)
+        for position, name in enumerate(list(families)[: style.MAX_COLORED]):
+            if name in fits:
+                _draw_fit(axes, families[name], position, fits[name].value)
         if style.needs_log_scale([point[0].value for point in points]):
             style.set_log_scale(axes.xaxis)
         axes.set_xlabel(f"{base_name(x_metric[0])}, mean of members, on {x_metric[1]} samples\n(flatter to the left)")
         axes.set_ylabel(f"{base_name(y_metric[0])} on {y_metric[1]} samples")
         if len(families) > 1:
             style.legend(figure, axes)
-        return style.finalize(
-            "sharpness_diversity", "Diversity against sharpness", _caption(families, x_metric[0], y_metric[0]), figure
-        )
+        caption = _caption(len(points), fits, factor, (x_metric[0], y_metric[0]))
+        return style.finalize("sharpness_diversity", "Diversity against sharpness", caption, figure)
 
 
 def _points(results: Sequence[ResultRow], x_metric: tuple[str, str], y_metric: tuple[str, str]) -> list[Point]:
@@ -82,43 +87,42 @@ def _points(results: Sequence[ResultRow], x_metric: tuple[str, str], y_metric: t
     return [(by_axis[0][key], by_axis[1][key]) for key in by_axis[0] if key in by_axis[1]]
 
 
-def _scatter(axes: Any, points_of_family: Sequence[Point], position: int, name: str | None, *, bars: bool) -> None:
+def _scatter(
+    axes: Any, points_of_family: Sequence[Point], position: int, name: str | None, inference: Inference | None
+) -> None:
     options = {**style.line_style(position), "linestyle": "none"}
     options.setdefault("marker", "o")
     x, y = ([point[side].value for point in points_of_family] for side in (0, 1))
-    if bars:
-        errors = [[point[side].stderr or 0.0 for point in points_of_family] for side in (0, 1)]
+    if inference is not None:
+        means = [[mean_over_repetitions([point[side]]) for point in points_of_family] for side in (0, 1)]
+        errors = [np.nan_to_num([inference.error(mean) for mean in several]) for several in means]
         axes.errorbar(x, y, xerr=errors[0], yerr=errors[1], label=name, elinewidth=0.7, **options)
     else:
         axes.plot(x, y, label=name, **options)
 
 
-def _fit(axes: Any, points_of_family: Sequence[Point], position: int) -> None:
-    """Draw the fit diversity = c sharpness^beta if there are at least three points."""
+def _fit(points_of_family: Sequence[Point], factor: str | None) -> Interval | None:
+    """Return the exponent of diversity = c sharpness^beta, if a factor varies over at least three points."""
+    varies = factor is not None and len({point[0].condition.get(factor) for point in points_of_family}) > 1
+    fit = slope(*([point[side].value for point in points_of_family] for side in (0, 1)))
+    return fit if varies and len(points_of_family) > 2 and math.isfinite(fit.value) else None
+
+
+def _draw_fit(axes: Any, points_of_family: Sequence[Point], position: int, beta: float) -> None:
     x, y = (np.array([point[side].value for point in points_of_family]) for side in (0, 1))
-    beta = slope(x, y).value
-    if len(points_of_family) < 3 or math.isnan(beta) or position >= style.MAX_COLORED:
-        return
     fine = (x > 0) & (y > 0)
     height = float(np.exp((np.log(y[fine]) - beta * np.log(x[fine])).mean()))
     line = np.geomspace(x[fine].min(), x[fine].max(), 50)
     axes.plot(line, height * line**beta, color=style.line_style(position)["color"], linewidth=1.0, alpha=0.8, zorder=1)
 
 
-def _caption(families: Mapping[str, Sequence[Point]], sharpness: str, diversity: str) -> str:
-    total = sum(map(len, families.values()))
-    first = f"{pluralize(total, 'run')} by sharpness of their members ({sharpness}) and by diversity ({diversity})."
-    fits = []
-    for name, points_of_family in families.items():
-        fit = slope([point[0].value for point in points_of_family], [point[1].value for point in points_of_family])
-        if len(points_of_family) >= 3 and math.isfinite(fit.value):
-            interval = (
-                ""
-                if math.isnan(fit.half)
-                else f" (95 % interval {format_number(fit.low)} to {format_number(fit.high)})"
-            )
-            fits.append(f"{format_number(fit.value)}{interval} for {name}")
+def _caption(count: int, fits: Mapping[str, Interval], factor: str | None, metrics: tuple[str, str]) -> str:
+    first = f"{pluralize(count, 'run')} by sharpness of their members ({metrics[0]}) and by diversity ({metrics[1]})."
     if not fits:
-        return f"{first} There are too few runs per family for a fit."
+        return f"{first} There is no fit: no numeric factor has three values, or there are too few runs per family."
+    texts = []
+    for name, fit in list(fits.items())[:3]:
+        ends = f" (95 % interval {format_number(fit.low)} to {format_number(fit.high)})" if fit.half >= 0 else ""
+        texts.append(f"{format_number(fit.value)}{ends} for {name}")
     more = f", and {len(fits) - 3} more" if len(fits) > 3 else ""
-    return f"{first} The lines are fits of diversity = c · sharpness^β; β is {'; '.join(fits[:3])}{more}."
+    return f"{first} The lines are fits of diversity = c · sharpness^β over {factor}; β is {'; '.join(texts)}{more}."

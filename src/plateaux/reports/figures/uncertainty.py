@@ -72,10 +72,9 @@ def roc(scores: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike]]]) -> Repo
             axes.plot(*(100 * side for side in curves[name]), label=label, **options)
         axes.set(xlabel="false-positive rate, %", ylabel="true-positive rate, %", aspect="equal")
         style.legend(figure, axes)
-        best = max(areas, key=lambda name: areas[name])
         caption = (
             f"ROC curves of out-of-distribution detection; AUROC (in parentheses) is "
-            f"{format_range(list(areas.values()))}, highest for {best}."
+            f"{format_range(list(areas.values()))}."
         )
         return style.finalize("roc", "Out-of-distribution detection", caption, figure)
 
