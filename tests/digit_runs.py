@@ -18,6 +18,7 @@ def digits_recipe(*, members: int = 2, epochs: int = 2, model: dict[str, Any] | 
         "data": {"name": "digits", "batch_size": 64, "validation_split": 300},
         "model": model or SMALL_RESNET,
         "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9},
+        "lr_scheduler": [],
         "train": {"epochs": epochs},
         "executor": {"threads": 1},
     }

@@ -18,16 +18,18 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from plateaux.core.errors import PlateauxError, RunError, StorageError
 from plateaux.core.formatting import format_duration
 from plateaux.core.process_info import host_id
-from plateaux.core.types import TensorTree
 from plateaux.storage.digests import digest_bytes
 from plateaux.storage.run import SHARED, Claim, MemberProgress, Run, encode_progress, progress_path
 from plateaux.storage.store import LOCK_TIMEOUT_S, Store
+
+if TYPE_CHECKING:
+    from plateaux.core.types import TensorTree
 
 # The objects that a writer deletes. Other files are not ours: they may be the user's, or a trap in a foreign folder.
 OWN_NAME = re.compile(
