@@ -145,10 +145,10 @@ def test_a_softmax_inside_the_model_is_named_at_training_and_by_later_commands(
         assert "50 of 50 test samples are also in the training set, " in caplog.text, when
         caplog.clear()
         plateaux.evaluate(run)
-    done = CliRunner().invoke(app, ["status", str(run)])
+    done = CliRunner().invoke(app, ["status", str(run), "--json"])
     assert "[probabilities]" in done.stderr
     assert "[test-in-train]" in done.stderr
-    assert done.stdout.startswith("{"), "JSON in a pipe is not mixed with warnings"
+    assert done.stdout.startswith("{"), "JSON is not mixed with warnings"
 
 
 def test_outputs_that_are_log_probabilities_are_no_probabilities(
