@@ -35,6 +35,7 @@ from plateaux.config.experiment import Experiment
 from plateaux.core.runtime import autocast, configure_runtime
 from plateaux.data.sources import DataSplits, InMemorySource
 from plateaux.distributed.stop_signal import StopFlag
+from plateaux.storage.member_writer import write_member
 from plateaux.storage.run import Run
 from plateaux.storage.run_info import DataInfo, RunInfo
 from plateaux.training.jobs import Job
@@ -95,7 +96,8 @@ def engine(recipe: plateaux.Recipe, data: DataSplits, stack: ExitStack) -> tuple
     root = stack.enter_context(tempfile.TemporaryDirectory())
     run = Run.begin(root, Experiment(recipe), RunInfo(DataInfo.from_splits(data)))
     job = Job((0,), (0, 0), recipe.train.epochs)
-    trainer = Trainer(run, data, job, [0], build_executor(recipe), DEVICE, lambda _: None)
+    writers = {0: stack.enter_context(write_member(run, 0))}
+    trainer = Trainer(run, data, job, [0], writers, build_executor(recipe), DEVICE, lambda _: None)
     options, state = trainer.step_options(stack), trainer.members[0].state
 
     def by_method(name: str) -> Epoch:

@@ -109,9 +109,11 @@ def test_every_result_is_stored_with_its_metadata(run: Path) -> None:
     assert len(asked) == len(set(asked)) >= 2
 
 
-def test_evaluation_writes_only_metrics_and_predictions(run: Path) -> None:
+def test_evaluation_writes_only_metrics_predictions_and_warnings(run: Path) -> None:
     def rest() -> dict[str, bytes]:
-        files = (p for p in run.rglob("*") if p.is_file() and not {"metrics", "predictions"} & set(p.parts))
+        files = (
+            p for p in run.rglob("*") if p.is_file() and not {"metrics", "predictions", "warnings.json"} & set(p.parts)
+        )
         return {str(p): p.read_bytes() for p in files}
 
     before = rest()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from synthetic_results import result_row
 from torch import nn
 from typer.testing import CliRunner
@@ -19,7 +20,6 @@ from plateaux.evaluation.results import MetricResult
 from plateaux.evaluation.run_warnings import result_warnings, run_warnings
 from plateaux.reports.report import report
 from plateaux.reports.summary import summary, warning_lines
-from plateaux.storage.tensor_file import save_in_order
 
 COUNTS = [35, 33, 32]
 
@@ -74,7 +74,7 @@ def weak(tmp_path: Path) -> plateaux.Run:
     data = plateaux.from_tensors((x, x[:, :3].argmax(1)), (x[:60] + 0.01, x[:60, :3].argmax(1)), classes=3)
     for number, scale in enumerate((-9.0, -9.0, 9.0)):
         weight = {"weight": scale * torch.eye(3, 4), "bias": torch.zeros(3)}
-        save_in_order(weight, tmp_path / f"{number}.safetensors", {"format": "pt"})
+        save_file(weight, tmp_path / f"{number}.safetensors")
     recipe = plateaux.Recipe.from_dict({"members": 3, "data": {"name": "own"}, "model": {"name": "own"}})
     files = [tmp_path / f"{number}.safetensors" for number in range(3)]
     return plateaux.import_weights(tmp_path / "run", recipe, files, data=data, model=net)

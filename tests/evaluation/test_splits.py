@@ -103,7 +103,7 @@ def test_corrupted_images_are_generated_once_with_a_cache(
     snow: dict[str, Any] = {"split": "corrupted:snow:2", "metrics": ["nll"], "cache_logits": "off"}
     (loose,) = evaluate(run, **snow)
     (first,) = evaluate(run, **snow, corruption_cache=tmp_path)
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.glob("*.safetensors")
     assert file.name.startswith("snow-2-")
     monkeypatch.setattr(Corrupted, "fetch", None)  # nothing is made any more
     (second,) = evaluate(run, **snow, corruption_cache=tmp_path)

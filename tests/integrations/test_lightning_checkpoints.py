@@ -108,7 +108,7 @@ def test_three_lightning_checkpoints_are_evaluated_calibrated_cascaded_exported_
 
 async def _ask(bundle: Path, x: torch.Tensor) -> int:
     """Return the label that the service of a bundle gives for one input."""
-    from plateaux.serving.app import Lifecycle, create_app
+    from plateaux.serving.app import create_app
     from plateaux.serving.settings import ServeSettings
 
     tensor = {"name": "x", "shape": list(x.shape), "datatype": "FP32", "data": x.flatten().tolist()}
@@ -122,7 +122,7 @@ async def _ask(bundle: Path, x: torch.Tensor) -> int:
 
     path = "/v2/models/model/infer"
     scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"", "root_path": ""}
-    service = create_app(ServeSettings(bundle=str(bundle), max_batch=4), Lifecycle())
+    service = create_app(ServeSettings(bundle=str(bundle), max_batch=4))
     async with service.router.lifespan_context(service):
         await service({**scope, "http_version": "1.1"}, receive, send)
     outputs = json.loads(sent[1]["body"])["outputs"]

@@ -258,7 +258,12 @@ class Run:
                 is_released = progress.claim is None or self.store.swap(progress_path(number), released, content)
 
     def log(self, number: int, parts: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """Return the log entries of a member in order: all, or those of some parts."""
+        """Return the log entries of a member in order.
+
+        Args:
+            number: The member.
+            parts: The names of parts of the log. None: all.
+        """
         parts = self.progress(number).log_parts if parts is None else parts
         return [line for part in parts for line in self._log_lines(number, part)]
 
