@@ -290,12 +290,16 @@ def test_a_pinned_bundle_is_opened_only_with_its_digest(bundle: Path, tmp_path: 
     digest = hashlib.sha256((bundle / "manifest.json").read_bytes()).hexdigest()
     assert Bundle.open(bundle, sha256=digest).sha256 == digest
     words = ["predict", str(bundle), "x.npy", "-o", str(tmp_path / "out.csv"), "--sha256"]
+    opened = Bundle.open(bundle)
     sign(bundle, lambda tree: tree["contract"]["labels"].reverse())  # every digest in it is right
     assert Bundle.open(bundle).sha256 != digest
     with pytest.raises(StorageError, match=f"Expected: {digest}"):
         Bundle.open(bundle, sha256=digest)
     result = CliRunner().invoke(app, [*words, digest])
     assert (result.exit_code, "is another bundle" in result.stderr) == (4, True)
+    np.save(tmp_path / "x.npy", np.zeros((2, 1, 8, 8), dtype=np.float32))
+    with pytest.raises(StorageError, match="is another bundle"):
+        plateaux.predict(opened, tmp_path / "x.npy", tmp_path / "out.csv")
     with pytest.raises(StorageError, match="is another bundle"):
         plateaux.pull(bundle, tmp_path / "copy", sha256=digest)
     assert not (tmp_path / "copy" / "manifest.json").exists()

@@ -21,6 +21,14 @@ from waiting import wait_until
 import plateaux
 
 
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """Restore the handler of Ctrl-C, which the command `serve` changes."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serving")

@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -451,7 +452,7 @@ def test_clients_at_the_same_time_get_their_own_answers(
             assert found == pytest.approx(right, abs=1e-5)
 
 
-@pytest.mark.parametrize("stage", ["imports", "loading", "serving"])
+@pytest.mark.parametrize("stage", ["imports", "loading", "serving", "ending"])
 def test_ctrl_c_prints_no_traceback(bundle: Path, tmp_path: Path, stage: str) -> None:
     log = tmp_path / "log"
     options = ["-X", "importtime"] if stage == "imports" else []  # every import is a line of the log
@@ -463,13 +464,37 @@ def test_ctrl_c_prints_no_traceback(bundle: Path, tmp_path: Path, stage: str) ->
     begun = {
         "imports": lambda: "typer" in log.read_text(),
         "loading": lambda: list_workers(server),
-        "serving": lambda: "serving " in log.read_text(),
+        "serving": lambda: count_ready(server) == 2,
+        "ending": lambda: count_ready(server) == 2,
     }
     wait_until(begun[stage])
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
-    process.wait(120)
-    assert "Traceback" not in log.read_text()
-    assert "KeyboardInterrupt" not in log.read_text()
+    while stage == "ending" and process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)  # at every moment until the end
+        time.sleep(0.001)
+    code = process.wait(120)
+    assert code in {"imports": [-signal.SIGINT], "ending": [0, -signal.SIGINT]}.get(stage, [0])
+    for text in ("Traceback", "KeyboardInterrupt", "ERROR"):
+        assert text not in log.read_text()
+
+
+def test_a_service_whose_standard_error_is_closed_ends_after_sigterm(bundle: Path) -> None:
+    port = find_port("127.0.0.1", 0)
+    command = [sys.executable, "-m", "plateaux", "serve", str(bundle), "--port", str(port)]
+    env = {**os.environ, "PYTHONPATH": str(Path(plateaux.__file__).parents[1])}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=env) as process:
+        assert process.stderr is not None
+        process.stderr.close()
+
+        def is_ready() -> bool:
+            assert process.poll() is None
+            with suppress(OSError):
+                return ask(f"http://127.0.0.1:{port}", "/v2/health/ready")[0] == 200
+            return False
+
+        wait_until(is_ready)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0
 
 
 def test_a_bundle_that_cannot_be_served_is_an_error_and_never_serving(bundle: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The command that serves a bundle over HTTP."""
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,8 @@ def serve(
 
     In Python: `plateaux.serving.server.serve(ServeSettings(bundle="bundle"), port=8000)`
     """
+    # Ctrl-C before or after the service ends the process at once: an exception could be printed as a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from plateaux.core.imports import optional_import
     from plateaux.serving.settings import ServeSettings
 

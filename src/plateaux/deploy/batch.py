@@ -45,6 +45,7 @@ class BatchJob:
     device: str | None = None
     threads: int | None = None
     answers: AnswerOptions = NO_CHOICE
+    sha256: str | None = None  # of the bundle that was opened: a worker must find the same one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +106,8 @@ def predict_files(
     threads = 1 if batch.threads is None and is_parallel else batch.threads
     columns, opened = tuple(batch.columns), open_source(source)
     contract, identity = _identify(opened)
-    components = NO_COMPONENTS if isinstance(opened, Bundle) else opened.components
-    job = BatchJob(str(opened.store.root), suffix, columns, components, device, threads, answers)
+    components, digest = (NO_COMPONENTS, opened.sha256) if isinstance(opened, Bundle) else (opened.components, None)
+    job = BatchJob(str(opened.store.root), suffix, columns, components, device, threads, answers, digest)
     paths = [inputs] if isinstance(inputs, str | Path) else inputs
     refs = list_inputs([str(item) for item in paths], contract, columns)
     parts = [BatchPart(number, some) for number, some in split_parts(refs, batch.part_size)]
@@ -183,7 +184,8 @@ def predict_part(job: BatchJob, part: BatchPart) -> tuple[bytes, dict[str, int]]
 
 @lru_cache(maxsize=1)
 def _load(job: BatchJob) -> tuple[Predictor, InputReader]:
-    source = open_source(job.model_location, job.components)
+    root, digest = job.model_location, job.sha256
+    source = open_source(root, job.components) if digest is None else Bundle.open(root, sha256=digest)
     predictor = load_predictor(source, device=job.device, threads=job.threads, **asdict(job.answers))
     return predictor, InputReader(predictor.contract, job.columns)
 
