@@ -61,7 +61,8 @@ def test_the_shell_completes_commands_without_torch() -> None:
 
 
 def test_status_of_a_local_run_is_printed_without_torch(tmp_path: Path) -> None:
-    trained(recipe("deep_ensemble", "adapted"), tmp_path / "run")
+    silent = {"silence": ["many-classes"]}  # rich prints warnings
+    trained(recipe("deep_ensemble", "adapted", run=silent), tmp_path / "run")
     packages, out = imported("-m", "plateaux", "status", str(tmp_path / "run"), "--json")
     status = json.loads(out)
     assert packages & SLOW == set()

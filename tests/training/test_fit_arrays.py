@@ -65,7 +65,7 @@ def assert_equal_weights(first: plateaux.Run, second: plateaux.Run) -> None:
 def call(*words: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, list(words))
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.stdout
+    return result.exit_code, result.stdout if "--json" in words else result.output
 
 
 def test_fit_trains_the_weights_that_train_gives_for_the_recipe_it_writes(tmp_path: Path) -> None:

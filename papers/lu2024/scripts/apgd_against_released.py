@@ -49,7 +49,6 @@ def small_run(folder: Path) -> Run:
             "data": {"name": "cifar10", "limit": 640, "batch_size": 64},
             "model": {"name": "resnet8", "width": 4},
             "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9, "weight_decay": 2e-4},
-            "lr_scheduler": [],
             "train": {"epochs": 8},
             "executor": {"threads": 1},
         }
